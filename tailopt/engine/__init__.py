@@ -1,0 +1,1 @@
+"""Engines: step time, profiles and the bundled catalogue of measured engines."""

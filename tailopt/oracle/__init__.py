@@ -1,0 +1,1 @@
+"""Certified optima: lower bounds, plans that attain upper bounds, and an independent checker."""

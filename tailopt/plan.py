@@ -1,0 +1,236 @@
+"""What a policy sees (:class:`View`) and what it answers (:class:`Plan`).
+
+A **policy** is a function ``(View) -> Plan``. A View holds no true length of an unfinished request: what a
+policy knows about lengths is ``predicted_tokens``, so clairvoyance is a choice of predictor, never of policy.
+A Plan is data, never a callback: it can be saved (:mod:`tailopt.plan_file`), executed and checked.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tailopt.arrays import Bools, Floats, Ints, assign, bools, floats, ints
+from tailopt.engine.profile import EngineProfile, ShapeProfile
+from tailopt.errors import InputError
+
+SHARED_QUEUE = -1
+"""``Plan.engine_of`` of a request that any engine may pull."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine of a fleet: ``tp`` GPUs that decode together.
+
+    Attributes:
+        tp: tensor-parallel degree.
+        max_running: requests that it decodes together at most; None for the profile's own limit.
+    """
+
+    tp: int
+    max_running: int | None = None
+
+    def __post_init__(self) -> None:
+        for what, value in (("tp", self.tp), ("max_running", self.max_running)):
+            if value is not None and (value < 1 or int(value) != value):
+                raise InputError(f"engine: {what}: expected a whole number from 1 on, got {value}")
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """``gpus`` GPUs cut into engines of one profile.
+
+    Raises:
+        InputError: if the engines need more GPUs than there are, or the profile lacks a shape.
+    """
+
+    profile: EngineProfile
+    engines: tuple[Engine, ...]
+    gpus: int
+
+    def __post_init__(self) -> None:
+        assign(self, engines=tuple(self.engines))
+        if not self.engines:
+            raise InputError("fleet: expected at least one engine")
+        need = sum(engine.tp for engine in self.engines)
+        if need > self.gpus:
+            raise InputError(f"fleet: {len(self.engines)} engines need {need} GPUs, there are {self.gpus}")
+        for engine in self.engines:
+            self.profile.shape(engine.tp)
+
+    def shape_of(self, engine: int) -> ShapeProfile:
+        """The profile's numbers for the engine at this position."""
+        return self.profile.shape(self.engines[engine].tp)
+
+    def max_running(self, engine: int) -> int:
+        """Requests that this engine decodes together at most: its own limit or the profile's, the lower."""
+        own, limit = self.engines[engine].max_running, self.shape_of(engine).max_running
+        return limit if own is None else min(own, limit)
+
+    @property
+    def identical(self) -> bool:
+        """True if all engines have one shape and one limit."""
+        return len({(engine.tp, self.max_running(i)) for i, engine in enumerate(self.engines)}) == 1
+
+    def __str__(self) -> str:
+        counts: dict[int, int] = {}
+        for engine in self.engines:
+            counts[engine.tp] = counts.get(engine.tp, 0) + 1
+        return "+".join(f"{count}xTP{tp}" for tp, count in counts.items())
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """All that a policy may see. Arrays have one entry per unfinished request, in the order of the batch.
+
+    Attributes:
+        now_s: the time, 0 at the start of the batch.
+        fleet: the engines and their profile.
+        prompt: group of each request, dense from 0.
+        prompt_tokens: prompt length in tokens.
+        generated_tokens: tokens generated so far.
+        engine: where it runs or waits, -1 if nowhere yet.
+        running: whether it is being decoded now.
+        predicted_tokens: predicted output length in tokens, or None if the run has no predictor.
+        atomic: True if the requests of one group must stay on one engine.
+        seed: for policies that draw; differs by batch, equal for all policies of a batch.
+    """
+
+    now_s: float
+    fleet: Fleet
+    prompt: Ints
+    prompt_tokens: Ints
+    generated_tokens: Ints
+    engine: Ints
+    running: Bools
+    predicted_tokens: Floats | None
+    atomic: bool
+    seed: int
+
+    def __post_init__(self) -> None:
+        n = len(self.prompt)
+        assign(
+            self,
+            prompt=ints("view: prompt", self.prompt, minimum=0),
+            prompt_tokens=ints("view: prompt_tokens", self.prompt_tokens, n, minimum=0),
+            generated_tokens=ints("view: generated_tokens", self.generated_tokens, n, minimum=0),
+            engine=ints("view: engine", self.engine, n, minimum=SHARED_QUEUE),
+            running=bools("view: running", self.running, n),
+        )
+        if self.predicted_tokens is not None:
+            predicted = floats("view: predicted_tokens", self.predicted_tokens, n, minimum=0)
+            assign(self, predicted_tokens=predicted)
+
+    @property
+    def n_requests(self) -> int:
+        """Number of unfinished requests."""
+        return len(self.prompt)
+
+    @cached_property
+    def unit(self) -> Ints:
+        """``[n]`` what is routed as one: the group if ``atomic``, else the request itself; dense from 0."""
+        return self.prompt if self.atomic else np.arange(self.n_requests)
+
+    def members(self) -> list[Ints]:
+        """The requests of each unit, unit by unit."""
+        order = np.argsort(self.unit, kind="stable")
+        return np.split(order, np.flatnonzero(np.diff(self.unit[order])) + 1)
+
+    def predictions(self) -> Floats:
+        """The predicted lengths; InputError if this view has none."""
+        if self.predicted_tokens is None:
+            raise InputError("this policy needs predicted lengths: choose a predictor")
+        return self.predicted_tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Where each request goes and in which order requests are admitted.
+
+    Attributes:
+        engines: the engines, with the concurrency limits that the plan wants.
+        engine_of: ``[n]`` engine of each request, or ``SHARED_QUEUE`` (-1): an engine with room pulls it.
+        order: ``[n]`` a permutation of the requests: an engine admits its own requests in this order, and the
+            shared queue is served in this order.
+        atomic: an engine that pulls a request from the shared queue takes its whole group.
+        note: a remark for tables.
+
+    Raises:
+        InputError: if a request is missing, appears twice, or names an engine that does not exist.
+
+    >>> plan = Plan.of_queues([Engine(1), Engine(1)], [[2, 0], [1]])
+    >>> plan.engine_of, plan.order
+    (array([0, 1, 0]), array([2, 0, 1]))
+    """
+
+    engines: tuple[Engine, ...]
+    engine_of: Ints
+    order: Ints
+    atomic: bool = False
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        engine_of = ints("plan: engine_of", self.engine_of, minimum=SHARED_QUEUE)
+        order = ints("plan: order", self.order, minimum=0)
+        if len(engine_of) and int(engine_of.max()) >= len(self.engines):
+            request = int(np.argmax(engine_of))
+            raise InputError(
+                f"plan: request {request} goes to engine {engine_of[request]}, there are {len(self.engines)}"
+            )
+        _check_permutation(order, len(engine_of))
+        assign(self, engines=tuple(self.engines), engine_of=engine_of, order=order)
+
+    @classmethod
+    def of_queues(
+        cls,
+        engines: Sequence[Engine],
+        queues: Sequence[Sequence[int] | Ints],
+        shared: Sequence[int] | Ints = (),
+        *,
+        atomic: bool = False,
+        note: str = "",
+    ) -> "Plan":
+        """A plan from each engine's own queue (requests in admission order) and the shared queue."""
+        if len(queues) != len(engines):
+            raise InputError(f"plan: {len(queues)} queues for {len(engines)} engines")
+        owner = [(SHARED_QUEUE, shared), *enumerate(queues)]
+        order = np.concatenate([np.asarray(queue, dtype=np.int64).reshape(-1) for _, queue in owner])
+        engine = np.concatenate([np.full(len(queue), engine, dtype=np.int64) for engine, queue in owner])
+        order = ints("plan: queues", order, minimum=0)
+        _check_permutation(order, len(order))
+        engine_of = np.empty(len(order), dtype=np.int64)
+        engine_of[order] = engine
+        return cls(tuple(engines), engine_of, order, atomic, note)
+
+    def check(self, view: View) -> None:
+        """Raise InputError unless this plan answers ``view``: its requests, its engines, its groups."""
+        if len(self.engine_of) != view.n_requests:
+            raise InputError(f"plan: has {len(self.engine_of)} requests, expected {view.n_requests}")
+        shapes = [engine.tp for engine in self.engines]
+        if shapes != [engine.tp for engine in view.fleet.engines]:
+            raise InputError(f"plan: engines of TP {shapes}, expected the fleet's, {view.fleet}")
+        if view.atomic:
+            if not self.atomic and (self.engine_of == SHARED_QUEUE).any():
+                raise InputError("plan: groups are atomic here, expected a shared queue with atomic=True")
+            for members in view.members():
+                used = np.unique(self.engine_of[members])
+                if len(used) > 1:
+                    raise InputError(
+                        f"plan: group {view.prompt[members[0]]} is spread over engines {used.tolist()}, "
+                        "expected one (groups are atomic)"
+                    )
+
+
+def _check_permutation(order: Ints, n: int) -> None:
+    count = np.bincount(order, minlength=n) if len(order) else np.zeros(n, dtype=np.int64)
+    if len(count) > n:
+        raise InputError(f"plan: request {int(order.max())} does not exist, there are {n}")
+    if (count > 1).any():
+        raise InputError(f"plan: request {int(np.argmax(count > 1))} is assigned twice, expected once")
+    if (count < 1).any():
+        raise InputError(f"plan: request {int(np.argmin(count))} is assigned to no engine, expected one")
+
+
+Policy = Callable[[View], Plan]
+"""A policy: any function from what is seen to a plan."""

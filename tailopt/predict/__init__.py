@@ -1,0 +1,1 @@
+"""Predictors of output length: one file each; ``PREDICTORS`` maps names to them."""
