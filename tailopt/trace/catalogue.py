@@ -120,8 +120,3 @@ def _close(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
     close += [other for other in known if name.lower() in other and other not in close][: 5 - len(close)]
     return f"; did you mean {', '.join(close)}?" if close else "; `tailopt traces` lists the bundled ones"
-
-
-def resolve_trace(spec: str) -> Trace:
-    """A trace from a path or a bundled name."""
-    return load_bundled(spec)
