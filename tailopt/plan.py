@@ -14,6 +14,7 @@ import numpy as np
 from tailopt.arrays import Bools, Floats, Ints, assign, bools, floats, ints
 from tailopt.engine.profile import EngineProfile, ShapeProfile
 from tailopt.errors import InputError
+from tailopt.trace import Trace
 
 SHARED_QUEUE = -1
 """``Plan.engine_of`` of a request that any engine may pull."""
@@ -121,6 +122,31 @@ class View:
         if self.predicted_tokens is not None:
             predicted = floats("view: predicted_tokens", self.predicted_tokens, n, minimum=0)
             assign(self, predicted_tokens=predicted)
+
+    @classmethod
+    def at_start(
+        cls,
+        trace: Trace,
+        fleet: Fleet,
+        predicted_tokens: Floats | Ints | None = None,
+        *,
+        atomic: bool = False,
+        seed: int = 0,
+    ) -> "View":
+        """What a policy sees of a batch before anything runs; of ``trace``, all but the output lengths."""
+        n = trace.n_requests
+        return cls(
+            now_s=0.0,
+            fleet=fleet,
+            prompt=trace.group,
+            prompt_tokens=trace.prompt_tokens,
+            generated_tokens=np.zeros(n, dtype=np.int64),
+            engine=np.full(n, SHARED_QUEUE, dtype=np.int64),
+            running=np.zeros(n, dtype=np.bool_),
+            predicted_tokens=predicted_tokens,  # type: ignore[arg-type]  # made floats on construction
+            atomic=atomic,
+            seed=seed,
+        )
 
     @property
     def n_requests(self) -> int:

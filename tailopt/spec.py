@@ -1,0 +1,185 @@
+"""Specs: how policies and predictors are named on the command line and in :func:`tailopt.compare.compare`.
+
+=========================  ======================================================================
+``NAME``                   a known function with its defaults: ``lpt``
+``NAME(arg=value, ...)``   with options: ``top_k(k=4, tail_engines=2)``
+``FILE.py:FUNCTION``       a function of your own file, options as above: ``mine.py:rule(alpha=0.5)``
+=========================  ======================================================================
+
+Options are the function's keyword-only parameters; their values are Python literals, never code.
+"""
+
+import ast
+import difflib
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, NoneType, UnionType
+from typing import Any, Generic, TypeVar, get_args, get_type_hints
+
+from tailopt.errors import InputError
+
+_SPEC = re.compile(r"(?:(?P<file>.+\.py):)?(?P<name>[^():]+?)\s*(?:\((?P<options>.*)\))?", re.DOTALL)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Spec(Generic[T]):
+    """A function and its options, as a spec names them.
+
+    Attributes:
+        text: the spec as given; it names the function in tables and in errors.
+        function: what it names.
+        options: keyword arguments for it.
+        file: the user's file, or None for a function of tailopt.
+    """
+
+    text: str
+    function: Callable[..., T]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    file: Path | None = None
+
+    def call(self, what: str, *arguments: Any) -> T:
+        """Call the function; whatever goes wrong in a user's file becomes one InputError line."""
+        try:
+            return self.function(*arguments, **self.options)
+        except InputError as error:
+            raise InputError(f"{what} {self.text}: {error}") from error
+        except (Exception, SystemExit) as error:
+            if self.file is None:
+                raise
+            raise InputError(f"{what} {self.text}: raised {_raised(error, self.file)}") from error
+
+
+def parse(what: str, text: str, known: Mapping[str, Callable[..., T]]) -> Spec[T]:
+    """The function and options that a spec names.
+
+    Args:
+        what: the kind of thing, for errors (``"policy"``).
+        text: the spec.
+        known: functions by name.
+
+    Raises:
+        InputError: if the spec is malformed, names nothing known, its file cannot be loaded or has no such
+            function, or an option is unknown or of the wrong type.
+
+    >>> def scale(x, *, by: int = 2): return x * by
+    >>> parse("function", "scale(by=3)", {"scale": scale}).call("function", 14)
+    42
+    >>> parse("function", "scale(bye=3)", {"scale": scale})
+    Traceback (most recent call last):
+        ...
+    tailopt.errors.InputError: function scale(bye=3): has no option 'bye'; options: by
+    """
+    match = _SPEC.fullmatch(text.strip())
+    if match is None:
+        raise InputError(f"{what} {text!r}: expected NAME, NAME(arg=value) or FILE.py:FUNCTION")
+    text, name = match[0], match["name"]
+    if match["file"]:
+        file = Path(match["file"])
+        function = _load(what, text, file, name)
+    elif name in known:
+        file, function = None, known[name]
+    elif name.endswith(".py"):
+        raise InputError(f"{what} {text}: names no function, expected {name}:FUNCTION")
+    else:
+        raise InputError(unknown(what, name, known))
+    return Spec(text, function, _options(f"{what} {text}", function, match["options"] or ""), file)
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """The error line for a name that is not known, with the closest known names first.
+
+    >>> unknown("policy", "ltp", ["lpt", "uniform"])
+    "policy 'ltp': unknown; did you mean lpt? known: lpt, uniform"
+    """
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=3)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"{what} {name!r}: unknown; {hint}known: {', '.join(names)}"
+
+
+def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The options that a function takes: its keyword-only parameters."""
+    found = inspect.signature(function).parameters
+    return {name: one for name, one in found.items() if one.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def _options(where: str, function: Callable[..., Any], text: str) -> dict[str, Any]:
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
+            raise ValueError
+        options = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError):
+        raise InputError(f"{where}: expected options as name=value with plain values, got ({text})") from None
+    takes = parameters(function)
+    types = get_type_hints(function)
+    for name, value in options.items():
+        if name not in takes:
+            raise InputError(f"{where}: has no option {name!r}; options: {', '.join(takes) or 'none'}")
+        if not _is_a(value, types.get(name, Any)):
+            raise InputError(f"{where}: {name}: expected {_type_text(types[name])}, got {value!r}")
+    for name, parameter in takes.items():
+        if parameter.default is parameter.empty and name not in options:
+            raise InputError(f"{where}: needs option {name!r}")
+    return options
+
+
+def _is_a(value: object, hint: Any) -> bool:
+    """Whether a value fits a plain type hint; hints that are not plain types are not checked."""
+    allowed = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if not set(allowed) <= {int, float, str, bool, NoneType}:
+        return True
+    return type(value) in allowed or (type(value) is int and float in allowed)
+
+
+def _type_text(hint: Any) -> str:
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", NoneType: "None"}
+    return " or ".join(words[one] for one in (get_args(hint) or (hint,)))
+
+
+def _load(what: str, text: str, file: Path, name: str) -> Callable[..., Any]:
+    if not file.is_file():
+        raise InputError(f"{what} {text}: file {file} does not exist")
+    module = _execute(what, text, file)
+    function = getattr(module, name, None)
+    if not callable(function):
+        found = [key for key, one in vars(module).items() if inspect.isfunction(one) and key[0] != "_"]
+        known = f"; it has {', '.join(found)}" if found else ""
+        raise InputError(f"{what} {text}: {file} has no function {name!r}{known}")
+    return function  # type: ignore[no-any-return]
+
+
+def _execute(what: str, text: str, file: Path) -> ModuleType:
+    """Run the user's file as a module of its own; files beside it can be imported, as in a script."""
+    module_name = f"tailopt_user_{file.stem}"
+    source = importlib.util.spec_from_file_location(module_name, file)
+    assert source is not None
+    assert source.loader is not None  # both are there for any name that ends in .py
+    module = importlib.util.module_from_spec(source)
+    sys.modules[module_name] = module  # where dataclasses and pickle look a class up
+    sys.path.insert(0, str(file.parent.resolve()))
+    try:
+        source.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{what} {text}: {file} cannot be loaded: {_raised(error, file)}") from error
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def _raised(error: BaseException, file: Path) -> str:
+    """Type, message and line of an exception, in one line; the line is the innermost in the user's file."""
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg} (line {error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file.resolve()]
+    where = f" (line {inside[-1]})" if inside else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
