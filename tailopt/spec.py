@@ -114,7 +114,10 @@ def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def _options(where: str, function: Callable[..., Any], text: str) -> dict[str, Any]:
     try:
         call = ast.parse(f"f({text})", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError
+        names = [word.arg for word in call.keywords]
+        if None in names or len(set(names)) < len(names):
             raise ValueError
         options = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (SyntaxError, ValueError):

@@ -51,9 +51,14 @@ def decode_time_s(
     last_step = output_tokens[longest_first]
     before = np.append(last_step[1:], 0)  # the stretch of each rank j: steps before < k <= last_step
     running = np.cumsum(chosen, axis=-1, dtype=np.int64)
-    prompts = np.cumsum(chosen * prompt_tokens[longest_first], axis=-1)
     lines = _distinct_slopes(step_time.lines(len(output_tokens)))
+    if lines.separable:
+        read = context_read(prompt_tokens, output_tokens)[longest_first].astype(np.float64)
+        return np.asarray(
+            lines.base_s[0][running] @ (last_step - before) + lines.slope_s[0] * (chosen @ read)
+        )
 
+    prompts = np.cumsum(chosen * prompt_tokens[longest_first], axis=-1)
     seconds = np.zeros(running.shape)
     start = np.broadcast_to(before, running.shape)
     for piece, slope_s in enumerate(lines.slope_s):
@@ -89,9 +94,11 @@ def engine_time_s(
     1.2
     """
     seconds = decode_time_s(shape.step_time, prompt_tokens, output_tokens, chosen)
-    waits = np.count_nonzero(chosen, axis=-1) > max_running
-    if int((prompt_tokens + output_tokens).sum()) > shape.kv_capacity_tokens:
-        waits |= _peak_context(prompt_tokens, output_tokens, chosen) > shape.kv_capacity_tokens
+    waits = np.asarray(np.count_nonzero(chosen, axis=-1) > max_running)
+    large = chosen @ (prompt_tokens + output_tokens).astype(np.float64) > shape.kv_capacity_tokens
+    if large.any():
+        peak = _peak_context(prompt_tokens, output_tokens, chosen[large])
+        waits[large] |= peak > shape.kv_capacity_tokens
     for place in np.argwhere(waits):
         members = chosen[tuple(place)]
         seconds[tuple(place)] = _crowded_time_s(

@@ -1,5 +1,7 @@
 """Tail isolation: the longest units on tail engines of their own, the rest dealt over the others."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from tailopt.arrays import Ints
@@ -7,17 +9,36 @@ from tailopt.plan import View
 from tailopt.policies.units import deal, fastest_alone, shuffled_units, units_longest_first
 
 
-def isolate(view: View, k: int, tail_engines: int) -> Ints:
-    """``[units]`` engine of each unit when the ``k`` longest go to the ``tail_engines`` fastest engines.
+@dataclass(frozen=True, eq=False)
+class Isolation:
+    """All ways to isolate a tail, for one view.
 
-    Within each pool units are dealt: the tail from the longest on, the rest in the batch's random order, so
-    ``k = 0`` with no tail engine is uniform routing.
+    Attributes:
+        longest: ``[units]`` units, longest first.
+        shuffled: ``[units]`` units in the batch's random order.
+        engines: ``[engines]`` engines in the order in which they become tail engines.
     """
-    tail = units_longest_first(view)[:k]
-    shuffled = shuffled_units(view)
-    rest = shuffled[~np.isin(shuffled, tail)]
-    engines = fastest_alone(view)
-    engine_of_unit = np.empty(len(shuffled), dtype=np.int64)
-    engine_of_unit[tail] = deal(tail, engines[:tail_engines])
-    engine_of_unit[rest] = deal(rest, np.sort(engines[tail_engines:]))
-    return engine_of_unit
+
+    longest: Ints
+    shuffled: Ints
+    engines: Ints
+
+    @classmethod
+    def of(cls, view: View) -> "Isolation":
+        """For this view: predicted lengths rank units, the fastest for a lone request are tail engines."""
+        return cls(units_longest_first(view), shuffled_units(view), fastest_alone(view))
+
+    def engine_of_unit(self, k: int, tail_engines: int) -> Ints:
+        """``[units]`` engine of each unit when the ``k`` longest go to ``tail_engines`` engines of their own.
+
+        Within each pool units are dealt: the tail from the longest on, the rest in the batch's random order.
+        So no tail, (0, 0), is uniform routing.
+        """
+        tail = self.longest[:k]
+        is_tail = np.zeros(len(self.longest), dtype=np.bool_)
+        is_tail[tail] = True
+        rest = self.shuffled[~is_tail[self.shuffled]]
+        engine = np.empty(len(self.longest), dtype=np.int64)
+        engine[tail] = deal(tail, self.engines[:tail_engines])
+        engine[rest] = deal(rest, np.sort(self.engines[tail_engines:]))
+        return engine

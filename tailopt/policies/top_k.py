@@ -2,15 +2,16 @@
 
 from tailopt.errors import InputError
 from tailopt.plan import Plan, View
-from tailopt.policies.isolation import isolate
+from tailopt.policies.isolation import Isolation
 from tailopt.policies.units import longest_first, n_units, plan_units
 
 
 def top_k(view: View, *, k: int | None = None, tail_engines: int = 1) -> Plan:
     """Send the k units predicted longest to tail engines of their own, and deal the rest uniformly.
 
-    ``k`` counts units, groups if they are atomic; by default it is a tenth of them, rounded up. Tail engines
-    are the ones fastest for a lone request. With a single engine there is nothing to isolate.
+    ``k`` counts units, groups if they are atomic; by default it is a quarter of the units that an engine gets
+    when they are dealt evenly, rounded up. Tail engines are the ones fastest for a lone request. With one
+    engine there is nothing to isolate.
 
     Source: TailSieve (Xu et al., TailSieve: Partial-Rollout-Guided Tail Routing for LLM Rollouts, arXiv),
     with known lengths, or with the prompts that a partial rollout left unfinished.
@@ -26,6 +27,6 @@ def top_k(view: View, *, k: int | None = None, tail_engines: int = 1) -> Plan:
         raise InputError(
             f"tail_engines: expected 1 to {max(1, engines - 1)} of {engines}, got {tail_engines}"
         )
-    k = -(-n_units(view) // 10) if k is None else k
-    engine_of_unit = isolate(view, k, tail_engines) if k and engines > 1 else isolate(view, 0, 0)
-    return plan_units(view, engine_of_unit, longest_first(view))
+    k = -(-n_units(view) // (4 * engines)) if k is None else k
+    isolated = (k, tail_engines) if k and engines > 1 else (0, 0)
+    return plan_units(view, Isolation.of(view).engine_of_unit(*isolated), longest_first(view))

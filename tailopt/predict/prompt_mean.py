@@ -12,9 +12,9 @@ def prompt_mean(batch: Batch, rng: np.random.Generator) -> Floats:
 
     Only ``batch.history`` is read, never a length of the batch itself. The mean of the other samples *within*
     the batch would leak: with :math:`m_i = (S - L_i) / (G - 1)` for a group of G samples with sum S, the
-    :math:`m_i` sum to exactly S, so a policy that routes whole groups would be told the truth. A prompt without
-    history gets the mean over all history. Lengths that a cap cut off count as cut, so means are lower bounds
-    there.
+    :math:`m_i` sum to exactly S, so a policy that routes whole groups would be told the truth. A prompt
+    without history gets the mean over all history. Lengths that a cap cut off count as cut, so means are
+    lower bounds there.
 
     Raises:
         InputError: if the batch took all samples of all its prompts, so that nothing is left to learn from.
