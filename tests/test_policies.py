@@ -1,5 +1,7 @@
 """Every policy on every kind of view; each policy's own rule; policies of a user's own file."""
 
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -117,17 +119,14 @@ def test_shared_queue_lowers_limits_only(view, max_running):
         assert engine.max_running == min(max_running, view.fleet.max_running(e))
 
 
-@given(views(st.integers(1, 5).map(lambda m: fleet_of([1] * m))))
-def test_lpt_additive_is_grahams_rule(view):
-    """Within 4/3 - 1/(3m) of the additive lower bound max(largest, sum / m, two of the m + 1 largest)."""
-    plan, m = POLICIES["lpt_additive"](view), len(view.fleet.engines)
-    tokens = view.predictions()
-    load = np.bincount(plan.engine_of, weights=tokens, minlength=m).max()
-    by_unit = np.sort(np.bincount(view.unit, weights=tokens))[::-1]
-    pair = by_unit[m - 1] + by_unit[m] if len(by_unit) > m else 0.0
-    # the rule's bound is against the optimum; its proof gives this computable form of it
-    least = max(by_unit[0], tokens.sum() / m, pair)
-    assert load <= least * (4 / 3 - 1 / (3 * m)) or load <= least + by_unit[-1] * (1 - 1 / m)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(1, 3))
+def test_lpt_additive_keeps_grahams_ratio_on_additive_loads(tokens, m):
+    def largest_load(engine_of: Sequence[int]) -> float:
+        return float(np.bincount(engine_of, weights=tokens, minlength=m).max())
+
+    optimum = min(map(largest_load, product(range(m), repeat=len(tokens))))
+    plan = POLICIES["lpt_additive"](example_view([[length] for length in tokens], engines=(1,) * m))
+    assert largest_load(plan.engine_of) <= optimum * (4 / 3 - 1 / (3 * m)) * (1 + 1e-12)
 
 
 @given(views(st.builds(fleet_of, st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=4))))
