@@ -5,6 +5,7 @@ policy knows about lengths is ``predicted_tokens``, so clairvoyance is a choice 
 A Plan is data, never a callback: it can be saved (:mod:`tailopt.plan_file`), executed and checked.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,6 +60,23 @@ class Fleet:
             raise InputError(f"fleet: {len(self.engines)} engines need {need} GPUs, there are {self.gpus}")
         for engine in self.engines:
             self.profile.shape(engine.tp)
+
+    @classmethod
+    def of(cls, profile: EngineProfile, shape: str, gpus: int | None = None) -> "Fleet":
+        """A fleet from the text of its shape, as ``str`` of a fleet gives it; ``gpus`` defaults to all used.
+
+        >>> from tailopt.engine.catalogue import load_engine
+        >>> fleet = Fleet.of(load_engine("h100-llama-3.1-8b"), "2xTP2+1xTP4")
+        >>> str(fleet), fleet.gpus
+        ('2xTP2+1xTP4', 8)
+        """
+        engines: list[Engine] = []
+        for part in shape.split("+"):
+            found = re.fullmatch(r"\s*(\d{1,5})\s*[xX]\s*[tT][pP](\d{1,5})\s*", part)
+            if found is None or int(found[1]) < 1 or int(found[2]) < 1:
+                raise InputError(f"shape {shape!r}: expected engines like 8xTP1 or 2xTP2+1xTP4")
+            engines += int(found[1]) * [Engine(int(found[2]))]
+        return cls(profile, tuple(engines), sum(engine.tp for engine in engines) if gpus is None else gpus)
 
     def shape_of(self, engine: int) -> ShapeProfile:
         """The profile's numbers for the engine at this position."""
