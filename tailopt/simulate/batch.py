@@ -18,8 +18,8 @@ class Batch:
         fleet: the fleet with the plan's own concurrency limits.
         kv_capacity_tokens, max_running: ``[engines]``.
         queue: each engine's own requests in admission order.
-        shared_member: requests in the shared queue, unit by unit, in the order of service; a unit is one request,
-            or a group if the plan is atomic.
+        shared_member: requests in the shared queue, unit by unit, in the order of service; a unit is one
+            request, or a group if the plan is atomic.
         shared_start: ``[units + 1]`` where each unit starts in ``shared_member``.
     """
 
@@ -35,8 +35,8 @@ def prepare(trace: Trace, fleet: Fleet, plan: Plan) -> Batch:
     """Check that ``plan`` can be carried out on ``fleet`` and cut its queues.
 
     Raises:
-        InputError: if the plan is for another number of requests, a request can never fit into the KV cache of
-            an engine it may run on, or requests arrive later than 0.
+        InputError: if the plan is for another number of requests, a request can never fit into the KV cache
+            of an engine it may run on, or requests arrive later than 0.
     """
     n = trace.n_requests
     if len(plan.engine_of) != n:

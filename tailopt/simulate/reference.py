@@ -13,12 +13,12 @@ Between two steps an engine, in this order,
 3. **admits** from its own queue, first come first served in plan order, while fewer than ``max_running``
    run and the next step's KV cache has room for the first in line. Nobody overtakes.
 
-An engine looks at the **shared queue** at time 0 and whenever one of its requests has finished, if its own queue
-is empty: it pulls one unit (a request, or a whole group if the plan is atomic) if it can admit the unit's first
-request at once. Of several engines that act at the same instant, the one with the fewest requests goes first
-(then the lower number), one unit at a time.
+An engine looks at the **shared queue** at time 0 and whenever one of its requests has finished, if its own
+queue is empty: it pulls one unit (a request, or a whole group if the plan is atomic) if it can admit the
+unit's first request at once. Of several engines that act at the same instant, the one with the fewest
+requests goes first (then the lower number), one unit at a time.
 
-If all requests of an engine start together and nothing is preempted, this is section by section the closed form
+If all requests of an engine start together and nothing is preempted, it is done after
 
 .. math:: T = \sum_{k \ge 1} \tau(n(k), K(k)), \quad n(k) = |\{i : L_i \ge k\}|, \quad
           K(k) = \sum_{i : L_i \ge k} (p_i + k).
@@ -53,7 +53,7 @@ class _Engine:
 
 
 def simulate_reference(trace: Trace, fleet: Fleet, plan: Plan) -> Run:
-    """Carry out ``plan`` step by step; slow, for tests and for reading. See :func:`tailopt.simulate.simulate`."""
+    """Carry out ``plan`` step by step, as :func:`tailopt.simulate.simulate` does, but slowly."""
     batch = prepare(trace, fleet, plan)
     n = trace.n_requests
     prompt, output = trace.prompt_tokens.tolist(), trace.output_tokens.tolist()

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from tailopt.arrays import Floats, Ints
 from tailopt.plan import Fleet, Plan
 from tailopt.run import EngineLog, Run
 from tailopt.simulate import kernel
 from tailopt.simulate.batch import Batch, prepare
+from tailopt.simulate.line_table import LineTable, line_table
 from tailopt.trace import Trace
 
 
@@ -29,17 +29,17 @@ def simulate(trace: Trace, fleet: Fleet, plan: Plan) -> Run:
     ([30, 50, 7, 9], True)
     """
     batch = prepare(trace, fleet, plan)
-    requests, engines = _requests(trace, batch), _engines(batch)
-    base_s, slope_s, pieces = _lines(batch, trace.n_requests)
-    n, m = len(requests), len(engines)
+    n, m = trace.n_requests, len(batch.fleet.engines)
     widest = int(min(batch.max_running.max(), n))
+    lines = line_table(batch.fleet, widest)
+    requests, engines = _requests(trace, batch), _engines(batch, lines)
     longest_queue = int(engines["waiting"].max())
     heaps = np.empty((m, min(widest, longest_queue + 2 * len(batch.shared_member) // m + 1)), dtype=np.int64)
     log = np.empty(2 * (n + m), dtype=kernel.LOG)
     counters = np.zeros(2, dtype=np.int64)
     while True:
         code = kernel.run(
-            requests, engines, heaps, log, counters, base_s, slope_s, pieces,
+            requests, engines, heaps, log, counters, lines.base_s, lines.slope_s, lines.pieces,
             batch.shared_start, batch.shared_member,
         )  # fmt: skip
         if code == kernel.DONE:
@@ -64,10 +64,9 @@ def _requests(trace: Trace, batch: Batch) -> kernel.Records:
     return requests
 
 
-def _engines(batch: Batch) -> kernel.Records:
+def _engines(batch: Batch, lines: LineTable) -> kernel.Records:
     engines = np.zeros(len(batch.fleet.engines), dtype=kernel.ENGINE)
-    degrees = _degrees(batch)
-    engines["shape"] = [degrees.index(engine.tp) for engine in batch.fleet.engines]
+    engines["shape"] = lines.shape
     engines["max_running"] = batch.max_running
     engines["kv_capacity_tokens"] = batch.kv_capacity_tokens
     engines["wait_head"] = [queue[0] if len(queue) else kernel.NONE for queue in batch.queue]
@@ -76,22 +75,6 @@ def _engines(batch: Batch) -> kernel.Records:
     engines["run_tail"] = kernel.NONE
     engines["may_pull"] = True
     return engines
-
-
-def _degrees(batch: Batch) -> list[int]:
-    return sorted({engine.tp for engine in batch.fleet.engines})
-
-
-def _lines(batch: Batch, n_requests: int) -> tuple[Floats, Floats, Ints]:
-    """Step times as the kernel reads them: ``base_s[shape, running, piece]``, slopes, and pieces in use."""
-    n_max = int(min(batch.max_running.max(), n_requests))
-    lines = [batch.fleet.profile.shape(tp).step_time.lines(n_max) for tp in _degrees(batch)]
-    pieces = np.array([len(line.slope_s) for line in lines], dtype=np.int64)
-    base_s = np.zeros((len(lines), n_max + 1, int(pieces.max())))
-    slope_s = np.zeros((len(lines), int(pieces.max())))
-    for i, line in enumerate(lines):
-        base_s[i, :, : pieces[i]], slope_s[i, : pieces[i]] = line.base_s.T, line.slope_s
-    return base_s, slope_s, pieces
 
 
 def _run(batch: Batch, plan: Plan, requests: kernel.Records, log: kernel.Records) -> Run:

@@ -1,0 +1,313 @@
+r"""An independent checker: re-derives both ends of a certificate from the problem and the plan alone.
+
+It shares no code with the solver: it evaluates the step time itself, adds in exact rational arithmetic
+(:class:`fractions.Fraction`), and steps through the plan with the step-by-step reference.
+
+**Upper end.** The plan is admissible (every request once, groups together, the fleet's engines), and carrying
+it out takes ``upper_s``. An engine whose requests all fit at once takes :math:`\sum_k \tau(n(k), K(k))`,
+summed step by step; any other is simulated by the reference.
+
+**Lower end**, by the argument that the certificate names:
+
+- *staircase*: the affine function lies below every step time in use, for each concurrency from 1 up to the
+  limit, at no context, at the crossings of the step time's pieces, and in slope; each concurrency limit
+  follows from the one before; (nested) fails at ``lower_s`` for every placement of leaders.
+- *alone*: the step time is concave, and the unit alone takes ``lower_s``.
+- *any*: the longest request alone, or the dual multipliers, give ``lower_s`` when the sums of
+  :mod:`tailopt.oracle.any_bound` are written out.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+
+from tailopt.engine.profile import ShapeProfile
+from tailopt.engine.step_time import MaxAffine, StepTime
+from tailopt.errors import InputError
+from tailopt.oracle.alone import AloneBound
+from tailopt.oracle.any_bound import AnyBound
+from tailopt.oracle.certificate import Certificate
+from tailopt.oracle.minorant import Minorant
+from tailopt.oracle.problem import Problem
+from tailopt.oracle.staircase import StaircaseBound
+from tailopt.plan import Fleet, Plan
+from tailopt.simulate.reference import simulate_reference
+
+TOLERANCE = Fraction(1, 10**9)
+"""Relative difference allowed where a sum of doubles is compared with its exact value."""
+
+ULPS = Fraction(1, 2**50)
+"""Relative rounding of one difference of step times, forgiven where concavity is checked."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the checker found: both ends as it computed them, and the argument it verified."""
+
+    lower_s: float
+    upper_s: float
+    argument: str
+
+
+def check(certificate: Certificate, problem: Problem) -> Checked:
+    """Verify a certificate.
+
+    Raises:
+        InputError: naming the first step that does not hold.
+
+    >>> from tailopt.engine.catalogue import load_engine
+    >>> from tailopt.oracle.solve import solve
+    >>> from tailopt.plan import Engine
+    >>> from tailopt.trace import Trace
+    >>> fleet = Fleet(load_engine("h100-llama-3.1-8b"), (Engine(1), Engine(1)), gpus=2)
+    >>> problem = Problem(Trace.of([[90], [80], [70]]), fleet)
+    >>> check(solve(problem), problem).argument
+    'alone'
+    """
+    upper_s = _plan_seconds(certificate.plan, problem)
+    _require(
+        abs(Fraction(certificate.upper_s) - upper_s) <= TOLERANCE * upper_s,
+        f"the plan takes {float(upper_s)} s, not {certificate.upper_s} s",
+    )
+    bound = certificate.bound_argument
+    if isinstance(bound, StaircaseBound):
+        argument, lower_s = "staircase", _staircase(bound, problem)
+    elif isinstance(bound, AloneBound):
+        argument, lower_s = "alone", _alone(bound, problem)
+    else:
+        argument, lower_s = check_any(bound, problem)
+    _require(Fraction(certificate.lower_s) <= lower_s, f"the argument gives only {float(lower_s)} s")
+    return Checked(float(lower_s), float(upper_s), argument)
+
+
+def _require(holds: bool, complaint: str) -> None:
+    if not holds:
+        raise InputError(f"certificate: {complaint}")
+
+
+# ---- upper end
+
+
+def _plan_seconds(plan: Plan, problem: Problem) -> Fraction:
+    trace, fleet = problem.trace, problem.fleet
+    _require(len(plan.engine_of) == trace.n_requests, "the plan is for another number of requests")
+    _require(sorted(plan.order.tolist()) == list(range(trace.n_requests)), "the order is no permutation")
+    _require([e.tp for e in plan.engines] == [e.tp for e in fleet.engines], "the plan has other engines")
+    _require(bool((plan.engine_of >= 0).all()), "the plan is not static")
+    if problem.atomic:
+        used = {(int(g), int(e)) for g, e in zip(trace.group, plan.engine_of, strict=True)}
+        _require(len(used) == len({g for g, _ in used}), "the plan spreads a group over several engines")
+    planned = Fleet(fleet.profile, plan.engines, fleet.gpus)
+    finish = [Fraction(0)]
+    for e in range(len(plan.engines)):
+        _require(planned.max_running(e) <= fleet.max_running(e), "the plan lifts a concurrency limit")
+        queue = [int(i) for i in plan.order if plan.engine_of[i] == e]
+        if queue:
+            finish.append(_engine_seconds(queue, planned, e, problem))
+    return max(finish)
+
+
+def _engine_seconds(queue: list[int], fleet: Fleet, e: int, problem: Problem) -> Fraction:
+    shape, trace = fleet.shape_of(e), problem.trace.take(queue)
+    running, context = _steps(trace.prompt_tokens.tolist(), trace.output_tokens.tolist())
+    if running[0] <= fleet.max_running(e) and max(context) <= shape.kv_capacity_tokens:
+        return _exact_sum(shape.step_time(running, context))
+    alone = Fleet(fleet.profile, (fleet.engines[e],), fleet.engines[e].tp)
+    plan = Plan.of_queues(alone.engines, [range(len(queue))])
+    return Fraction(simulate_reference(trace, alone, plan).makespan_s)
+
+
+def _steps(prompt: list[int], output: list[int]) -> tuple[list[int], list[int]]:
+    """n(k) and K(k) for k = 1 .. max L of requests that start together."""
+    finishing: dict[int, list[int]] = {}
+    for p, length in zip(prompt, output, strict=True):
+        finishing.setdefault(length, []).append(p)
+    n, prompts, running, context = len(output), sum(prompt), [], []
+    for k in range(1, max(output) + 1):
+        running.append(n)
+        context.append(prompts + n * k)
+        for p in finishing.get(k, ()):
+            n, prompts = n - 1, prompts - p
+    return running, context
+
+
+def _exact_sum(seconds: Iterable[float]) -> Fraction:
+    return sum((Fraction(float(second)) for second in seconds), Fraction(0))
+
+
+# ---- lower end: staircase
+
+
+def _staircase(bound: StaircaseBound, problem: Problem) -> Fraction:
+    trace, fleet = problem.trace, problem.fleet
+    engines = range(len(fleet.engines))
+    shapes = [fleet.shape_of(e) for e in engines]
+    slots = max(fleet.max_running(e) for e in engines)
+    cache = max(shape.kv_capacity_tokens for shape in shapes)
+    length = [Fraction(int(tokens)) for tokens in trace.output_tokens]
+    area = [
+        _area(int(p), int(tokens)) for p, tokens in zip(trace.prompt_tokens, trace.output_tokens, strict=True)
+    ]
+
+    limits = [*(ray.n_max for ray in bound.rays), bound.minorant.n_max]
+    _require(limits[0] == min(slots, trace.n_requests), "the first concurrency limit is not the fleet's")
+    for ray, limit in zip(bound.rays, limits[1:], strict=True):
+        _require(_all_below(ray, shapes), f"the ray for {ray.n_max} requests is not below the step times")
+        tokens, context = sum(sorted(length)[: limit + 1]), sum(sorted(area)[: limit + 1])
+        _require(
+            Fraction(ray.b_s) * tokens + Fraction(ray.c_s) * context > Fraction(bound.within_s),
+            f"{limit + 1} requests can run together within {bound.within_s} s",
+        )
+    _require(_all_below(bound.minorant, shapes), "the affine function is not below the step times")
+
+    a, b, c = (Fraction(term) for term in (bound.minorant.a_s, bound.minorant.b_s, bound.minorant.c_s))
+    u, v, x = (Fraction(weight) for weight in bound.weights)
+    _require(min(u, v, x) >= 0 and u + v + x <= 1, "the weights are not convex")
+    units: dict[int, list[int]] = {}
+    for i in range(trace.n_requests):
+        units.setdefault(int(trace.group[i]) if problem.atomic else i, []).append(i)
+    items = sorted(
+        (
+            (
+                max(length[i] for i in members),
+                sum(
+                    ((b + a * v / slots) * length[i] + (c + a * x / cache) * area[i] for i in members),
+                    Fraction(0),
+                ),
+            )
+            for members in units.values()
+        ),
+        reverse=True,
+    )
+    lower_s = Fraction(bound.lower_s)
+    _require(_refuted(items, a * u, len(fleet.engines), lower_s), f"a plan may be done by {bound.lower_s} s")
+    return min(lower_s, Fraction(bound.within_s))
+
+
+def _area(prompt: int, output: int) -> Fraction:
+    return Fraction(prompt * output + output * (output + 1) // 2)
+
+
+def _refuted(items: list[tuple[Fraction, Fraction]], a: Fraction, engines: int, makespan: Fraction) -> bool:
+    """Whether no placement of leaders satisfies (nested), :mod:`tailopt.oracle.staircase`, at ``makespan``."""
+    if any(a * longest + w > makespan for longest, w in items):
+        return True
+    leaders, held, i = Fraction(0), Fraction(0), 0
+    for j in range(1, engines + 1):
+        leaders += a * items[i][0]
+        while i < len(items) and held + items[i][1] + leaders <= j * makespan:
+            held += items[i][1]
+            i += 1
+        if i == len(items):
+            return False
+    return True
+
+
+def _all_below(minorant: Minorant, shapes: list[ShapeProfile]) -> bool:
+    """Whether a, b, c >= 0 and the function lies below all step times for n = 1 .. n_max and K >= 0."""
+    if min(minorant.a_s, minorant.b_s, minorant.c_s) < 0:
+        return False
+    return all(
+        _below(minorant, shape.step_time, n) for shape in set(shapes) for n in range(1, minorant.n_max + 1)
+    )
+
+
+def _below(minorant: Minorant, step_time: StepTime, n: int) -> bool:
+    """For one n a step time is convex in K, a line between the contexts tried and beyond the last one."""
+    far = 2.0**40
+    contexts = [0.0, *_crossings(step_time, n), far]
+    seconds = [Fraction(float(one)) for one in step_time(n, np.array(contexts))]
+    flat = Fraction(minorant.a_s) + Fraction(minorant.b_s) * n
+    slope = Fraction(minorant.c_s)
+    last_rise = Fraction(float(step_time(n, 2 * far))) - seconds[-1]
+    return slope * Fraction(far) <= last_rise and all(
+        flat + slope * Fraction(context) <= one for context, one in zip(contexts, seconds, strict=True)
+    )
+
+
+def _crossings(step_time: StepTime, n: int) -> list[float]:
+    """Contexts at which two pieces of a step time meet."""
+    if not isinstance(step_time, MaxAffine):
+        return []
+    lines = [(a + b * n, c) for a, b, c in step_time.pieces]
+    return [
+        (high - low) / (steep - flat)
+        for high, flat in lines
+        for low, steep in lines
+        if steep > flat and high > low
+    ]
+
+
+# ---- lower end: a unit alone, and any policy
+
+
+def _alone(bound: AloneBound, problem: Problem) -> Fraction:
+    trace, fleet = problem.trace, problem.fleet
+    unit = (
+        trace.group == trace.group[bound.request]
+        if problem.atomic
+        else np.arange(trace.n_requests) == bound.request
+    )
+    running, context = _steps(trace.prompt_tokens[unit].tolist(), trace.output_tokens[unit].tolist())
+    shapes = {fleet.shape_of(e) for e in range(len(fleet.engines))}
+    for shape in shapes:
+        at = [Fraction(float(shape.step_time(n, 0))) for n in range(running[0] + 1)]
+        rises = [after - before for before, after in pairwise(at)]
+        _require(
+            not isinstance(shape.step_time, MaxAffine) or len(shape.step_time.pieces) == 1,
+            "a step time is no function f(n) + c K",
+        )
+        _require(
+            all(later <= rise + ULPS * at[-1] for rise, later in pairwise(rises)),
+            "a step time is not concave",
+        )
+    return min(_exact_sum(shape.step_time(running, context)) for shape in shapes)
+
+
+def check_any(bound: AnyBound, problem: Problem) -> tuple[str, Fraction]:
+    """Name and value of the argument of a bound on any policy, computed afresh.
+
+    Raises:
+        InputError: if the multipliers are not admissible.
+    """
+    trace, gpus = problem.trace, problem.fleet.gpus
+    shapes = [shape for tp, shape in problem.fleet.profile.shapes.items() if tp <= gpus]
+    longest = max(range(trace.n_requests), key=lambda i: (trace.output_tokens[i], trace.prompt_tokens[i]))
+    prompt, output = int(trace.prompt_tokens[longest]), int(trace.output_tokens[longest])
+    alone = sum(
+        min(Fraction(float(shape.step_time(1, prompt + k))) for shape in shapes) for k in range(1, output + 1)
+    )
+    theta, mu, kappa = Fraction(bound.theta), Fraction(bound.mu_s), Fraction(bound.kappa_s)
+    _require(0 <= theta <= 1 and mu >= 0 and kappa >= 0, "the multipliers are not admissible")
+    if mu == kappa == 0:
+        return "longest request alone", Fraction(alone)
+    least = None
+    for shape in shapes:
+        for n in range(1, min(shape.max_running, trace.n_requests) + 1):
+            base = Fraction(float(shape.step_time(n, 0)))
+            left = (1 - theta) / gpus * shape.tp * base - mu * n - kappa * shape.kv_capacity_tokens
+            _require(left >= 0, f"the multipliers cost more than a step of {n} requests on TP{shape.tp}")
+            least = theta * base + left if least is None else min(least, theta * base + left)
+    assert least is not None
+    area = [
+        _area(int(p), int(tokens)) for p, tokens in zip(trace.prompt_tokens, trace.output_tokens, strict=True)
+    ]
+    slopes = [(_slope(shape.step_time), shape.tp) for shape in shapes]
+    dual = (
+        mu * int(trace.output_tokens.sum())
+        + kappa * sum(area)
+        + least * output
+        + theta
+        * min(slope for slope, _ in slopes)
+        * _area(int(trace.prompt_tokens[int(np.argmax(trace.output_tokens))]), output)
+        + (1 - theta) / gpus * min(tp * slope for slope, tp in slopes) * sum(area)
+    )
+    return "linear program", max(dual, Fraction(alone))
+
+
+def _slope(step_time: StepTime) -> Fraction:
+    """Least rise per context token."""
+    return Fraction(float(step_time.lines(1).slope_s.min()))

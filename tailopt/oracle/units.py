@@ -1,0 +1,78 @@
+"""A problem as the bounds see it: units by falling length, with the loads that each puts on an engine.
+
+A **unit** is what a static plan places as one: a request, or a group if groups are atomic. Request i, with
+p_i prompt and L_i output tokens, reads :math:`A_i = p_i L_i + L_i (L_i + 1) / 2` context tokens in its life
+(its
+*KV area*). A unit adds its longest request, and the sums of L and A over its requests.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tailopt.arrays import Ints
+from tailopt.engine.decode_time import context_read
+from tailopt.engine.step_time import Lines
+from tailopt.oracle.problem import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """Units of a problem, longest first.
+
+    Attributes:
+        longest: ``[u]`` longest output of each unit in tokens, falling.
+        tokens: ``[u]`` sum of outputs.
+        context: ``[u]`` sum of KV areas, in token-steps.
+        members: the requests of each unit, longest first.
+        least_tokens: ``[n]`` least sum of outputs of 1, 2, ... n requests.
+        least_context: ``[n]`` least sum of KV areas of 1, 2, ... n requests.
+        most_context: KV tokens if all requests were at their end together.
+        max_running: the largest concurrency limit of any engine.
+        kv_capacity_tokens: the largest KV capacity of any engine.
+    """
+
+    longest: Ints
+    tokens: Ints
+    context: Ints
+    members: list[Ints]
+    least_tokens: Ints
+    least_context: Ints
+    most_context: int
+    max_running: int
+    kv_capacity_tokens: int
+
+
+def units_of(problem: Problem) -> Units:
+    """The units of a problem by falling longest request, then by falling tokens."""
+    trace, fleet = problem.trace, problem.fleet
+    output = trace.output_tokens
+    unit = trace.group if problem.atomic else np.arange(trace.n_requests)
+    count = int(unit.max()) + 1
+    area = context_read(trace.prompt_tokens, output)
+    longest = np.zeros(count, dtype=np.int64)
+    np.maximum.at(longest, unit, output)
+    tokens, context = np.zeros((2, count), dtype=np.int64)
+    np.add.at(tokens, unit, output)
+    np.add.at(context, unit, area)
+    order = np.lexsort((-tokens, -longest))
+    requests = np.lexsort((-output, unit))  # by unit, longest first
+    by_unit = np.split(requests, np.flatnonzero(np.diff(unit[requests])) + 1)
+    engines = range(len(fleet.engines))
+    return Units(
+        longest=longest[order],
+        tokens=tokens[order],
+        context=context[order],
+        members=[by_unit[u] for u in order],
+        least_tokens=np.cumsum(np.sort(output)),
+        least_context=np.cumsum(np.sort(area)),
+        most_context=int((trace.prompt_tokens + output).sum()),
+        max_running=max(fleet.max_running(e) for e in engines),
+        kv_capacity_tokens=max(fleet.shape_of(e).kv_capacity_tokens for e in engines),
+    )
+
+
+def lines_of(problem: Problem, n_max: int) -> list[Lines]:
+    """The step-time lines of each shape in the fleet."""
+    degrees = dict.fromkeys(engine.tp for engine in problem.fleet.engines)
+    return [problem.fleet.profile.shape(tp).step_time.lines(n_max) for tp in degrees]
