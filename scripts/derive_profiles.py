@@ -11,11 +11,13 @@ together, N = s n, and
 
 The first three terms are :math:`\tau(N, K)` at the mean context K = N (isl + osl/2); the last is the
 prefill of the n - 1 others, d seconds a token, so 1/d is the prefill rate. Dense models have p = 1
-(:class:`Affine`), mixtures of experts 0 < p < 1 (:class:`Power`). One fit a profile: a, b, p and d for
-every tensor-parallel (TP) degree t, but one c for all, because the KV cache is split over the GPUs:
+(:class:`Affine`), mixtures of experts 0 < p < 1 (:class:`Power`). One fit a profile: a, b and d for every
+tensor-parallel (TP) degree t, but one c for all, because the KV cache is split over the GPUs:
 :math:`\kappa_t` is the share of it that one GPU holds, max(1/t, 1/KV heads). c is at least what reading
 those bytes takes at peak memory bandwidth: short benchmarks barely show it where b N^p can stand in for it,
-and rollouts are long. A TTFT that is mostly queueing needs no special care: it lowers s, hence N.
+and rollouts are long. p is shared too where every GPU holds a slice of every expert, for then N requests
+wake the same experts at any t; under expert parallelism it is not. A TTFT that is mostly queueing needs no
+special care: it lowers s, hence N.
 
 **A decode grid** (MuxServe, LLaMA on A100; ``--muxserve FILE``): the decode step itself, for batch x KV
 length. An eager engine pays a floor of launch time and then, past a kink, for its work, so :math:`\tau` is
@@ -93,6 +95,7 @@ class Recipe:
     max_running: int | None
     notes: tuple[str, ...]
     mixture_of_experts: bool = False
+    expert_parallel: bool = False
     length_scale: float = 1.0
     min_osl: int = 0
 
@@ -160,7 +163,7 @@ RECIPES = (
             " 40 % above the fit), not decoding.",
             "b = 0 at TP1: up to n = 128 the batch costs nothing but its context. From a few hundred "
             "requests on matrix products become compute-bound, which no row shows.",
-            "At TP4 and TP8 b grows with TP: the host, not the GPUs, sets the pace of so small a model.",
+            "At TP4 and TP8 b is larger than at TP1: presumably the host sets the pace of so small a model.",
         ),
     ),
     Recipe(
@@ -252,8 +255,8 @@ RECIPES = (
             "Four spoilt runs are kept and outvoted: TP4 n = 16 and 32 and TP8 n = 8 cost more than the "
             "same at twice the n, TP8 n = 64 (1024/1024) more than with eight times the output. They are "
             "the worst residuals.",
-            "At TP8 the medians of the power and the affine fit are equal; the power fit has the n = 64 run"
-            " within 2 %, the affine one misses it by 10 %.",
+            "At TP8 the power and the affine fit have about the same median; what speaks for the power is "
+            "the run at n = 64 (1024/8192), which it meets within 1 % and the affine fit misses by 10 %.",
             "The table's rows of other vLLM versions are not used (those at n = 512 show far fewer running).",
         ),
     ),
@@ -298,6 +301,7 @@ RECIPES = (
         kv_heads=4,
         max_running=2048,
         mixture_of_experts=True,
+        expert_parallel=True,
         notes=(
             *CLOSED_LOOP,
             "Date: publication; the source does not say when this was measured.",
@@ -428,12 +432,12 @@ class ClosedLoop:
 
 
 def fit_closed_loop(recipe: Recipe, runs: Mapping[int, Runs], *, concave: bool) -> dict[int, ClosedLoop]:
-    """Fit all TP degrees together (they share c); coefficients rounded to four digits."""
+    """Fit all TP degrees together (they share c, and p unless experts are parallel); four digits each."""
     tps, k = list(runs), len(runs)
     kv_share = np.array([recipe.kv_share(tp) for tp in tps])
 
     def unpack(x: Floats) -> list[ClosedLoop]:
-        p = x[3 * k + 1 :] if concave else np.ones(k)
+        p = np.broadcast_to(x[3 * k + 1 :] if concave else 1.0, k)
         columns = (x[:k], x[k : 2 * k], p, x[3 * k] * kv_share, x[2 * k : 3 * k])
         return [ClosedLoop(*map(float, row)) for row in zip(*columns, strict=True)]
 
@@ -442,7 +446,7 @@ def fit_closed_loop(recipe: Recipe, runs: Mapping[int, Runs], *, concave: bool) 
 
     fastest = np.array([runs[tp].tpot_s.min() for tp in tps])
     c_floor = recipe.kv_read_s_per_token()
-    powers = k if concave else 0
+    powers = 0 if not concave else k if recipe.expert_parallel else 1
     start = np.concatenate(
         [0.7 * fastest, 0.01 * fastest, np.full(k, 2e-5), [1.5 * c_floor], np.full(powers, 0.6)]
     )
@@ -468,9 +472,9 @@ def serving_profile(recipe: Recipe) -> EngineProfile:
             print(f"{recipe.name}: TP{tp} left out: the weights leave no room for a KV cache")
             continue
         of = runs[tp]
-        n_max = int(of.n.max())
+        n_min, n_max = int(of.n.min()), int(of.n.max())
         text = (
-            f"soft L1 over {len(of.n)} closed-loop runs, n {int(of.n.min())}-{n_max}, "
+            f"soft L1 over {len(of.n)} closed-loop runs, n {n_min}-{n_max}, "
             f"isl {_range(of.nominal, 0)}, osl {_range(of.nominal, 1)}: "
             f"relative residual {_quality(fit.residuals(of), of.n)}; "
             f"(isl, osl) held out: median {_percent(np.median(np.abs(held_out[tp])))}"
@@ -484,7 +488,7 @@ def serving_profile(recipe: Recipe) -> EngineProfile:
             prefill_tokens_per_s=_round(1 / fit.d_s),
             kv_capacity_tokens=capacity,
             max_running=min(recipe.max_running or n_max, 2 * n_max),
-            fit=f"{text}; prefill from the same fit; n > {n_max} extrapolated",
+            fit=f"{text}; prefill from the same fit; n < {n_min} and n > {n_max} extrapolated",
         )
     return _profile(recipe, shapes, (recipe.source,))
 

@@ -28,7 +28,6 @@ padded). The schema is checked in :mod:`tailopt.engine.schema`, loaded only when
 """
 
 import os
-import tempfile
 import tomllib
 from difflib import get_close_matches
 from importlib import resources
@@ -36,6 +35,7 @@ from pathlib import Path
 
 from tailopt.engine.profile import EngineProfile
 from tailopt.errors import InputError
+from tailopt.files import whole_file
 
 
 def bundled_engines() -> tuple[str, ...]:
@@ -64,10 +64,9 @@ def load_engine(spec: str) -> EngineProfile:
     if spec.endswith(".toml") or "/" in spec or os.sep in spec:
         return read_profile(spec)
     near = get_close_matches(spec.lower(), bundled, n=3, cutoff=0.5)
-    meant = f"; did you mean {' or '.join(near)}?" if near else ""
-    raise InputError(
-        f"engine {spec!r}: unknown{meant} known: {', '.join(bundled)}; or a path to a .toml file"
-    )
+    meant = f" (did you mean {' or '.join(near)}?)" if near else ""
+    known = ", ".join(bundled)
+    raise InputError(f"engine {spec!r}: unknown{meant}; known: {known}, or the path of a .toml file")
 
 
 def read_profile(path: str | Path) -> EngineProfile:
@@ -82,7 +81,7 @@ def read_profile(path: str | Path) -> EngineProfile:
     except UnicodeDecodeError:
         raise InputError(f"{path}: expected a TOML text file in UTF-8") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot read: {getattr(error, 'strerror', None) or error}") from None
+        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     return _parse(text, str(path))
 
 
@@ -102,19 +101,14 @@ def write_profile(profile: EngineProfile, path: str | Path) -> None:
     """
     from tailopt.engine.schema import to_toml
 
-    path, text = Path(path), to_toml(profile)
-    _parse(text, f"engine {profile.name!r}")
-    try:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-            file.write(text)
+    text = to_toml(profile)
+    if _parse(text, f"engine {profile.name!r}") != profile:
+        raise InputError(f"engine {profile.name!r}: its step times would not read back equal; use numbers")
+    with whole_file(path) as temporary:
         try:
-            Path(file.name).chmod(0o644)
-            Path(file.name).replace(path)
-        except OSError:
-            Path(file.name).unlink()
-            raise
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror}") from None
+            temporary.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def _parse(text: str, where: str) -> EngineProfile:
@@ -122,5 +116,5 @@ def _parse(text: str, where: str) -> EngineProfile:
 
     try:
         return to_profile(tomllib.loads(text), where)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{where}: not TOML: {error}") from None

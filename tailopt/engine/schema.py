@@ -7,7 +7,9 @@ time is one model here and one line in ``STEP_TIMES``.
 """
 
 import json
+import re
 from datetime import date
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -124,7 +126,7 @@ def to_profile(data: dict[str, Any], where: str) -> EngineProfile:
 
 def to_toml(profile: EngineProfile) -> str:
     """``profile`` as TOML text that :func:`to_profile` turns back into an equal one."""
-    head = {field: getattr(profile, field) for field in ProfileModel.model_fields if field not in ("shape",)}
+    head = {field: getattr(profile, field) for field in ProfileModel.model_fields if field != "shape"}
     lines = [f"{key} = {_value(value)}" for key, value in head.items()]
     for shape in profile.shapes.values():
         lines += ["", "[[shape]]"]
@@ -146,36 +148,39 @@ def _step_time(step_time: StepTime) -> str:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _string(value)
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return repr(value)
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    inside = [_value(item) for item in value]
-    return "[" + ", ".join(inside) + "]"
+    value = value.tolist() if hasattr(value, "tolist") else value
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return _string(value)
+        case int() | float():
+            return repr(value)
+    return "[" + ", ".join(map(_value, value)) + "]"
 
 
 def _string(text: str) -> str:
     # JSON strings are TOML basic strings, but for DEL, which TOML wants escaped as well.
-    quoted = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if "\n" not in text:
-        return quoted
-    return '"""\n' + quoted[1:-1].replace("\\n", "\n") + '"""'
+    lines = [
+        json.dumps(line, ensure_ascii=False)[1:-1].replace("\x7f", "\\u007f") for line in text.split("\n")
+    ]
+    return f'"{lines[0]}"' if len(lines) == 1 else '"""\n' + "\n".join(lines) + '"""'
 
 
 def _one_line(error: ValidationError) -> str:
     problems = error.errors()
     first = problems[0]
-    # A tagged union puts the tag into the path; the reader of the file has no such key.
-    path = [part for part in first["loc"] if part not in STEP_TIMES]
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+    key = ""
+    for before, part in pairwise((None, *first["loc"])):
+        if before == "step_time" and part in STEP_TIMES:
+            continue  # pydantic puts the kind of step time into the path; the file has no such key
+        key += f"[{part}]" if isinstance(part, int) else f".{_key(str(part))}"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{key}: {_expectation(first)}{more}"
+    return f"{key.lstrip('.')}: {_expectation(first)}{more}"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name) else repr(name)
 
 
 def _expectation(problem: Any) -> str:

@@ -204,6 +204,16 @@ class Table:
         """One line per n."""
         return _lines([self._base(np.arange(n_max + 1))], [self.c_s])
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        return (tuple(self.running.tolist()), tuple(self.seconds.tolist()), self.c_s, self.padded)
+
     def _base(self, n: Ints) -> Floats:
         grid, seconds = self.running, self.seconds
         last_slope = (seconds[-1] - seconds[-2]) / (grid[-1] - grid[-2])
