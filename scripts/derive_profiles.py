@@ -528,24 +528,33 @@ def read_muxserve(path: Path) -> pl.DataFrame:
 
 
 def fit_decode_grid(recipe: Recipe, tp: int, n: Floats, kv: Floats, seconds: Floats) -> MaxAffine:
-    """The larger of two affine functions; the second pays at least for reading the KV cache."""
+    """The larger of two affine functions; the second pays at least for reading the KV cache.
+
+    Given which rows lie on which piece, the fit is convex: fit both, move the rows, until none moves. From
+    several first kinks the best end point is taken, and polished with the rows free.
+    """
     c_floor = recipe.kv_read_s_per_token() * recipe.kv_share(tp)
-    lowest = np.array([0, 0, 0, 0, 0, c_floor])
+
+    def pieces(x: Floats) -> tuple[Floats, Floats]:
+        return x[0] + x[1] * n + x[2] * kv, x[3] + x[4] * n + x[5] * kv
 
     def residuals(x: Floats) -> Floats:
-        predicted: Floats = np.maximum(x[0] + x[1] * n + x[2] * kv, x[3] + x[4] * n + x[5] * kv)
+        predicted: Floats = np.maximum(*pieces(x))
         return predicted / seconds - 1
 
-    # Which rows belong to which piece makes the problem non-convex: start from several kinks, keep the best.
     fits = []
-    for kink in (32, 64, 128, 256):
-        floor_s, slope_s = seconds.min(), 0.6 * seconds.max() / n.max()
-        start = np.array(
-            [floor_s, 0.01 * slope_s, 1e-8, max(floor_s - kink * slope_s, 1e-3), slope_s, 1.3 * c_floor]
-        )
-        fits.append(soft_l1(residuals, start, lowest, np.full(6, np.inf)))
+    for kink in (16, 64, 256):
+        floor, tried = n <= kink, set()
+        while floor.tobytes() not in tried and 3 <= floor.sum() <= len(n) - 3:
+            tried.add(floor.tobytes())
+            low = fit_affine(n[floor], kv[floor], seconds[floor])
+            high = fit_affine(n[~floor], kv[~floor], seconds[~floor], c_floor)
+            fits.append(np.concatenate([low, high]))
+            on_floor, beyond = pieces(fits[-1])
+            floor = on_floor >= beyond
     best = min(fits, key=lambda x: _soft_l1_cost(residuals(x)))
-    a, b, c, a_2, b_2, c_2 = (_round(x) for x in best)
+    polished = soft_l1(residuals, best, np.array([0, 0, 0, 0, 0, c_floor]), np.full(6, np.inf))
+    a, b, c, a_2, b_2, c_2 = (_round(x) for x in polished)
     return MaxAffine(((a, b, c), (a_2, b_2, c_2)))
 
 
@@ -586,11 +595,14 @@ def decode_profile(recipe: Recipe, table: pl.DataFrame) -> EngineProfile:
     return _profile(recipe, shapes, (recipe.source, f"the rows used, as CSV: sha256 {digest}"))
 
 
-def fit_affine(n: Floats, kv: Floats, seconds: Floats) -> Floats:
-    """a, b, c >= 0 of ``seconds = a + b n + c kv``."""
-    start = np.array([seconds.min(), seconds.max() / n.max(), 1e-8])
+def fit_affine(n: Floats, kv: Floats, seconds: Floats, c_floor: float = 0.0) -> Floats:
+    """a, b >= 0 and c >= c_floor of ``seconds = a + b n + c kv``."""
+    start = np.array([0.7 * seconds.min(), 0.5 * seconds.max() / n.max(), 2e-8 + c_floor])
     return soft_l1(
-        lambda x: (x[0] + x[1] * n + x[2] * kv) / seconds - 1, start, np.zeros(3), np.full(3, np.inf)
+        lambda x: (x[0] + x[1] * n + x[2] * kv) / seconds - 1,
+        start,
+        np.array([0, 0, c_floor]),
+        np.full(3, np.inf),
     )
 
 
