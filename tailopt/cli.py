@@ -1,0 +1,310 @@
+"""The command line. Everything heavy is imported inside the commands, so that ``--help`` is quick."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tailopt.plan import Fleet
+    from tailopt.trace import Trace
+
+DEFAULT_TRACE = "gpqa-deepseek-reasoner"
+DEFAULT_ENGINE = "h100-llama-3.1-8b"
+DEFAULT_PREDICTORS = ("truth", "noisy_truth")
+DEFAULT_GPUS = 8
+
+INPUT_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+
+app = typer.Typer(
+    help="Compare scheduling policies for LLM RL rollouts against a certified optimum, on real traces.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Groups(StrEnum):
+    """Whether the samples of a prompt must stay on one engine."""
+
+    ATOMIC = "atomic"
+    FREE = "free"
+
+
+def main() -> None:
+    """Entry point of the ``tailopt`` command."""
+    app()
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """One line on stderr for bad input, silence for a closed pipe and Ctrl-C; the exit code says which."""
+    from tailopt.errors import InputError
+
+    try:
+        yield
+    except InputError as error:
+        typer.echo(f"tailopt: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(INPUT_ERROR) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # what is still buffered for the closed pipe would raise again when Python exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(BROKEN_PIPE) from None
+
+
+TraceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trace", metavar="FILE|NAME", help="Rollouts; again for more files.", show_default=DEFAULT_TRACE
+    ),
+]
+FormatOption = Annotated[
+    str | None, typer.Option("--format", metavar="NAME", help="Format of the files; found out by default.")
+]
+CapOption = Annotated[
+    int | None, typer.Option("--cap", metavar="TOKENS", help="Length cap: longer responses are censored.")
+]
+SkipOption = Annotated[bool, typer.Option("--skip-bad", help="Skip bad rows, and count them.")]
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer", metavar="FILE", help="tokenizer.json or file.py:function, for formats of text only."
+    ),
+]
+
+
+@app.command()
+def compare(
+    trace: TraceOption = None,
+    format_: FormatOption = None,
+    cap: CapOption = None,
+    skip_bad: SkipOption = False,
+    tokenizer: TokenizerOption = None,
+    tail: Annotated[
+        float | None,
+        typer.Option("--tail", metavar="RATIO", help="Reshape the tail to this P90/P50 (TailSieve)."),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="NAME|FILE", help="Engine profile.")
+    ] = DEFAULT_ENGINE,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", help="GPUs.", show_default=f"those of --shape, or {DEFAULT_GPUS}"),
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            "--shape",
+            metavar="SHAPE",
+            help="Engines: 8xTP1, 2xTP2+1xTP4, ...",
+            show_default="the smallest that there are",
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            metavar="SPEC",
+            help="NAME, NAME(arg=value) or file.py:function; again for more.",
+            show_default="all",
+        ),
+    ] = None,
+    predictor: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--predictor", metavar="SPEC", help="As --policy.", show_default=", ".join(DEFAULT_PREDICTORS)
+        ),
+    ] = None,
+    batches: Annotated[int, typer.Option("--batches", help="Batches to draw.")] = 20,
+    prompts: Annotated[int, typer.Option("--prompts", help="Prompts of a batch.")] = 32,
+    samples: Annotated[int, typer.Option("--samples", help="Samples of a prompt.")] = 8,
+    groups: Annotated[
+        Groups, typer.Option("--groups", help="Whether the samples of a prompt stay on one engine.")
+    ] = Groups.ATOMIC,
+    seed: Annotated[int, typer.Option("--seed", help="Of all that is drawn.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="JSON to stdout instead of the table.")] = False,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="One row per run to stdout instead of the table.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Run policies on paired batches of a trace and compare them with the certified optimum."""
+    with _plain_errors():
+        from tailopt.compare import compare as run_comparison
+        from tailopt.errors import InputError
+        from tailopt.policies import POLICIES
+
+        if json and csv:
+            raise InputError("--json and --csv: expected one of them")
+        rollouts, notes = _read(trace or [DEFAULT_TRACE], format_, cap, skip_bad, tokenizer)
+        if tail is not None:
+            from tailopt.trace.transforms import reshape_tail
+
+            rollouts = reshape_tail(rollouts, tail)
+        fleet = _fleet(engine, shape, gpus)
+        # what a user's policy prints must not end up in the output
+        with _progress(show=not (quiet or json or csv)) as advance, contextlib.redirect_stdout(sys.stderr):
+            comparison = run_comparison(
+                rollouts,
+                fleet,
+                policy or list(POLICIES),
+                predictor or list(DEFAULT_PREDICTORS),
+                batches=batches,
+                prompts=prompts,
+                samples=samples,
+                seed=seed,
+                atomic=groups is Groups.ATOMIC,
+                progress=advance,
+            )
+        if json or csv:
+            from tailopt.report.machine import to_csv, to_json
+
+            _write(to_json(comparison) if json else to_csv(comparison))
+        else:
+            from tailopt.report.terminal import comparison_report
+
+            _print(comparison_report(comparison, notes))
+
+
+@app.command()
+def traces() -> None:
+    """List the bundled traces with their sources."""
+    with _plain_errors():
+        from tailopt.report.listing import trace_list
+        from tailopt.trace.catalogue import bundled_traces
+
+        _print(trace_list(bundled_traces()))
+
+
+@app.command()
+def engines() -> None:
+    """List the bundled engine profiles with their sources."""
+    with _plain_errors():
+        from tailopt.engine.catalogue import bundled_engines, load_engine
+        from tailopt.report.listing import engine_list
+
+        _print(engine_list(load_engine(name) for name in bundled_engines()))
+
+
+@app.command()
+def policies() -> None:
+    """List the policies and predictors with their options and sources."""
+    with _plain_errors():
+        from tailopt.policies import POLICIES
+        from tailopt.predict import PREDICTORS
+        from tailopt.report.listing import function_list
+
+        _print([*function_list("Policies", POLICIES), "", *function_list("Predictors", PREDICTORS)])
+
+
+@app.command()
+def convert(
+    sources: Annotated[list[str], typer.Argument(metavar="IN...", help="Trace files, or a bundled name.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Ends in .parquet or .csv.")],
+    format_: FormatOption = None,
+    cap: CapOption = None,
+    skip_bad: SkipOption = False,
+    tokenizer: TokenizerOption = None,
+) -> None:
+    """Read a trace of any known format and write it as Parquet or CSV."""
+    with _plain_errors():
+        from tailopt.trace.reading import write_trace
+
+        rollouts, notes = _read(sources, format_, cap, skip_bad, tokenizer)
+        write_trace(rollouts, out)
+        for line in (f"{out}: {rollouts.n_requests} responses to {rollouts.n_prompts} prompts", *notes):
+            typer.echo(line, err=True)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        from tailopt import __version__
+
+        typer.echo(f"tailopt {__version__}")
+        raise typer.Exit
+
+
+def _read(
+    specs: Sequence[str], format_: str | None, cap: int | None, skip_bad: bool, tokenizer: str | None
+) -> tuple["Trace", list[str]]:
+    """The trace that the specs name, and what there is to say about reading it."""
+    from tailopt.errors import InputError
+    from tailopt.trace.reading import ReadReport, read_trace, resolve_trace
+    from tailopt.trace.tokenizer import load_tokenizer
+
+    count = None if tokenizer is None else load_tokenizer(tokenizer)
+    report: ReadReport | None
+    if len(specs) > 1:
+        rollouts, report = read_trace(specs, format=format_, cap=cap, skip_bad=skip_bad, tokenizer=count)
+    else:
+        rollouts, report = resolve_trace(
+            specs[0], format=format_, cap=cap, skip_bad=skip_bad, tokenizer=count
+        )
+    if report is None:
+        if format_ is not None:
+            raise InputError(f"--format {format_}: trace {rollouts.name!r} is bundled, expected no format")
+        return rollouts, []
+    first = [f"first bad row: {report.first_skipped}"] if report.first_skipped else []
+    return rollouts, [str(report), *first]
+
+
+def _fleet(engine: str, shape: str | None, gpus: int | None) -> "Fleet":
+    """The fleet that the options describe: by default as many of the smallest engines as the GPUs hold."""
+    from tailopt.engine.catalogue import load_engine
+    from tailopt.errors import InputError
+    from tailopt.plan import Fleet
+
+    if gpus is not None and gpus < 1:
+        raise InputError(f"--gpus: expected at least 1, got {gpus}")
+    profile = load_engine(engine)
+    if shape is not None:
+        return Fleet.of(profile, shape, gpus)
+    gpus, smallest = gpus or DEFAULT_GPUS, min(profile.shapes)
+    if gpus < smallest:
+        raise InputError(
+            f"engine {profile.name!r}: needs at least {smallest} GPUs (TP{smallest}), got {gpus}"
+        )
+    return Fleet.of(profile, f"{gpus // smallest}xTP{smallest}", gpus)
+
+
+@contextlib.contextmanager
+def _progress(*, show: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on stderr, if that is a terminal; yields what to call with batches done and to do."""
+    if not (show and sys.stderr.isatty()):
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("batches"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _print(renderables: Sequence["RenderableType"]) -> None:
+    """Print to stdout as wide as it is, without colours if it is no terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    with console.capture() as capture:
+        for one in renderables:
+            console.print(one)
+    _write("\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
