@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-import numpy as np
-
 from tailopt.errors import InputError
+from tailopt.trace.assembly import trace_of
 from tailopt.trace.trace import Trace
 
 DEFAULT_TRACE = "gpqa-deepseek-reasoner"
@@ -93,22 +92,14 @@ def _load(entry: BundledTrace) -> Trace:
 
     with (resources.files("tailopt") / "data" / entry.file).open("rb") as file:
         rows = pl.read_parquet(file).filter(pl.col("run") == entry.run)
-    ids = rows["prompt_id"].unique(maintain_order=True)
-    n = len(rows)
-    return Trace(
-        name=entry.name,
-        source=f"{entry.source}, commit {entry.commit}",
-        prompt=rows["prompt_id"].replace_strict(ids, range(len(ids)), return_dtype=pl.Int64).to_numpy(),
-        prompt_ids=tuple(ids),
-        sample=rows["sample"].to_numpy(),
-        prompt_tokens=rows["prompt_tokens"].to_numpy(),
-        output_tokens=rows["output_tokens"].to_numpy(),
-        capped=rows["capped"].to_numpy(),
-        arrival_s=rows["arrival_s"].to_numpy() if "arrival_s" in rows.columns else np.zeros(n),
-        step=rows["step"].to_numpy() if "step" in rows.columns else None,
-        correct=rows["correct"].to_numpy() if "correct" in rows.columns else None,
-        synthetic=entry.synthetic,
-        licence=entry.licence,
+    return trace_of(
+        rows,
+        {
+            "name": entry.name,
+            "source": f"{entry.source}, commit {entry.commit}",
+            "licence": entry.licence,
+            "synthetic": str(entry.synthetic).lower(),
+        },
     )
 
 
