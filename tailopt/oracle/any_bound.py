@@ -81,10 +81,11 @@ def lower_any_s(trace: Trace, fleet: Fleet) -> AnyBound:
     shapes = [shape for tp, shape in fleet.profile.shapes.items() if tp <= fleet.gpus]
     alone_s = _alone_s(trace, shapes)
     best = AnyBound(alone_s * (1 - ROUNDING), alone_s * (1 - ROUNDING), 1.0, 0.0, 0.0)
-    for theta, mu_s, kappa_s in _propose(trace, shapes, fleet.gpus):
-        lower_s = dual_bound_s(trace, shapes, fleet.gpus, theta, mu_s, kappa_s) * (1 - ROUNDING)
+    for proposed in _propose(trace, shapes, fleet.gpus):
+        multipliers = admissible(trace, shapes, fleet.gpus, *proposed)
+        lower_s = dual_bound_s(trace, shapes, fleet.gpus, *multipliers) * (1 - ROUNDING)
         if lower_s > best.lower_s:
-            best = AnyBound(lower_s, best.alone_s, theta, mu_s, kappa_s)
+            best = AnyBound(lower_s, best.alone_s, *multipliers)
     return best
 
 
@@ -94,23 +95,35 @@ def _alone_s(trace: Trace, shapes: list[ShapeProfile]) -> float:
     return float(np.min([shape.step_time(1, context) for shape in shapes], axis=0).sum())
 
 
+def admissible(
+    trace: Trace, shapes: list[ShapeProfile], gpus: int, theta: float, mu_s: float, kappa_s: float
+) -> tuple[float, float, float]:
+    """The multipliers, mu and kappa shrunk so far that g >= 0 everywhere, rounding included."""
+    theta = min(1.0, max(0.0, theta))
+    columns = _columns(trace, shapes)
+    cost = (1 - theta) / gpus * columns.gpus * columns.base_s
+    price = max(0.0, mu_s) * columns.running + max(0.0, kappa_s) * columns.kv_capacity_tokens
+    priced = price > 0
+    shrink = min(1.0, float(np.min(cost[priced] / price[priced], initial=np.inf))) * (1 - 1e-12)
+    return theta, shrink * max(0.0, mu_s), shrink * max(0.0, kappa_s)
+
+
 def dual_bound_s(
     trace: Trace, shapes: list[ShapeProfile], gpus: int, theta: float, mu_s: float, kappa_s: float
 ) -> float:
-    """The last line of the module's argument; the multipliers are shrunk to where it holds."""
+    """The last line of the module's argument, for admissible multipliers."""
     area = context_read(trace.prompt_tokens, trace.output_tokens)
     longest = int(np.argmax(trace.output_tokens))
     slope_s, gpu_slope_s = _slopes(shapes)
     columns = _columns(trace, shapes)
     share = (1 - theta) / gpus
-    price = mu_s * columns.running + kappa_s * columns.kv_capacity_tokens
-    cost = share * columns.gpus * columns.base_s
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shrink = min(1.0, float(np.min(np.where(price > 0, cost / price, np.inf))))
-    least = float(np.min(theta * columns.base_s + np.maximum(0.0, cost - shrink * price)))
+    left = (
+        share * columns.gpus * columns.base_s - mu_s * columns.running - kappa_s * columns.kv_capacity_tokens
+    )
     return float(
-        shrink * (mu_s * int(trace.output_tokens.sum()) + kappa_s * int(area.sum()))
-        + least * int(trace.output_tokens[longest])
+        mu_s * int(trace.output_tokens.sum())
+        + kappa_s * int(area.sum())
+        + float(np.min(theta * columns.base_s + left)) * int(trace.output_tokens[longest])
         + theta * slope_s * int(area[longest])
         + share * gpu_slope_s * int(area.sum())
     )

@@ -78,7 +78,7 @@ def check(certificate: Certificate, problem: Problem) -> Checked:
     elif isinstance(bound, AloneBound):
         argument, lower_s = "alone", _alone(bound, problem)
     else:
-        argument, lower_s = check_any(bound, problem)
+        lower_s, argument = check_any(bound, problem)
     _require(Fraction(certificate.lower_s) <= lower_s, f"the argument gives only {float(lower_s)} s")
     return Checked(float(lower_s), float(upper_s), argument)
 
@@ -192,7 +192,7 @@ def _area(prompt: int, output: int) -> Fraction:
 
 
 def _refuted(items: list[tuple[Fraction, Fraction]], a: Fraction, engines: int, makespan: Fraction) -> bool:
-    """Whether no placement of leaders satisfies (nested), :mod:`tailopt.oracle.staircase`, at ``makespan``."""
+    """Whether no placement of leaders satisfies (nested) of :mod:`tailopt.oracle.staircase`."""
     if any(a * longest + w > makespan for longest, w in items):
         return True
     leaders, held, i = Fraction(0), Fraction(0), 0
@@ -216,14 +216,12 @@ def _all_below(minorant: Minorant, shapes: list[ShapeProfile]) -> bool:
 
 
 def _below(minorant: Minorant, step_time: StepTime, n: int) -> bool:
-    """For one n a step time is convex in K, a line between the contexts tried and beyond the last one."""
-    far = 2.0**40
-    contexts = [0.0, *_crossings(step_time, n), far]
+    """For one n a step time is convex in K: a line between the contexts tried, and beyond the last one."""
+    contexts = [0.0, *_crossings(step_time, n)]
     seconds = [Fraction(float(one)) for one in step_time(n, np.array(contexts))]
-    flat = Fraction(minorant.a_s) + Fraction(minorant.b_s) * n
-    slope = Fraction(minorant.c_s)
-    last_rise = Fraction(float(step_time(n, 2 * far))) - seconds[-1]
-    return slope * Fraction(far) <= last_rise and all(
+    flat, slope = Fraction(minorant.a_s) + Fraction(minorant.b_s) * n, Fraction(minorant.c_s)
+    steepest = Fraction(float(step_time.lines(1).slope_s.max()))
+    return slope <= steepest and all(
         flat + slope * Fraction(context) <= one for context, one in zip(contexts, seconds, strict=True)
     )
 
@@ -267,8 +265,8 @@ def _alone(bound: AloneBound, problem: Problem) -> Fraction:
     return min(_exact_sum(shape.step_time(running, context)) for shape in shapes)
 
 
-def check_any(bound: AnyBound, problem: Problem) -> tuple[str, Fraction]:
-    """Name and value of the argument of a bound on any policy, computed afresh.
+def check_any(bound: AnyBound, problem: Problem) -> tuple[Fraction, str]:
+    """Value and name of the argument of a bound on any policy, computed afresh.
 
     Raises:
         InputError: if the multipliers are not admissible.
@@ -282,8 +280,6 @@ def check_any(bound: AnyBound, problem: Problem) -> tuple[str, Fraction]:
     )
     theta, mu, kappa = Fraction(bound.theta), Fraction(bound.mu_s), Fraction(bound.kappa_s)
     _require(0 <= theta <= 1 and mu >= 0 and kappa >= 0, "the multipliers are not admissible")
-    if mu == kappa == 0:
-        return "longest request alone", Fraction(alone)
     least = None
     for shape in shapes:
         for n in range(1, min(shape.max_running, trace.n_requests) + 1):
@@ -296,16 +292,16 @@ def check_any(bound: AnyBound, problem: Problem) -> tuple[str, Fraction]:
         _area(int(p), int(tokens)) for p, tokens in zip(trace.prompt_tokens, trace.output_tokens, strict=True)
     ]
     slopes = [(_slope(shape.step_time), shape.tp) for shape in shapes]
-    dual = (
+    dual: Fraction = (
         mu * int(trace.output_tokens.sum())
-        + kappa * sum(area)
+        + kappa * sum(area, Fraction(0))
         + least * output
         + theta
         * min(slope for slope, _ in slopes)
         * _area(int(trace.prompt_tokens[int(np.argmax(trace.output_tokens))]), output)
-        + (1 - theta) / gpus * min(tp * slope for slope, tp in slopes) * sum(area)
+        + (1 - theta) / gpus * min(tp * slope for slope, tp in slopes) * sum(area, Fraction(0))
     )
-    return "linear program", max(dual, Fraction(alone))
+    return max((alone, "longest request alone"), (dual, "linear program"))
 
 
 def _slope(step_time: StepTime) -> Fraction:

@@ -1,0 +1,118 @@
+"""Hypothesis strategies for small batches, step times, fleets and plans."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from tailopt.engine.profile import EngineProfile, ShapeProfile
+from tailopt.engine.step_time import Affine, MaxAffine, Power, StepTime, Table
+from tailopt.plan import SHARED_QUEUE, Engine, Fleet, Plan
+from tailopt.trace import Trace
+
+
+def times_exactly(factor: int, most: int) -> st.SearchStrategy[float]:
+    """Multiples of 1 / factor (a power of two): sums of them are exact in doubles."""
+    return st.integers(0, most).map(lambda k: k / factor)
+
+
+@st.composite
+def affine_terms(draw: st.DrawFn) -> tuple[float, float, float]:
+    return draw(times_exactly(4, 40)) + 0.25, draw(times_exactly(16, 32)), draw(times_exactly(128, 8))
+
+
+@st.composite
+def exact_step_times(draw: st.DrawFn) -> StepTime:
+    """Step times whose sums are exact in doubles, so that ties between engines are true ties."""
+    kind = draw(st.sampled_from(["affine", "max", "padded"]))
+    if kind == "affine":
+        return Affine(*draw(affine_terms()))
+    if kind == "max":
+        kink = (draw(times_exactly(4, 8)) - 1.0, draw(times_exactly(16, 64)), draw(times_exactly(128, 16)))
+        return MaxAffine((draw(affine_terms()), kink))
+    rises = draw(st.lists(times_exactly(8, 16), min_size=1, max_size=3))
+    grid = np.cumsum([1, *draw(st.lists(st.integers(1, 20), min_size=len(rises), max_size=len(rises)))])
+    seconds = draw(times_exactly(4, 16)) + 0.25 + np.cumsum([0.0, *rises])
+    return Table([*grid, 1000], [*seconds, seconds[-1]], draw(times_exactly(128, 8)), padded=True)
+
+
+@st.composite
+def step_times(draw: st.DrawFn) -> StepTime:
+    """Any step time."""
+    if draw(st.booleans()):
+        return draw(exact_step_times())
+    a, b, c = (draw(st.floats(0.001, 10)), draw(st.floats(0, 3)), draw(st.floats(0, 0.05)))
+    if draw(st.booleans()):
+        return Power(a, b, draw(st.floats(0.05, 1)), c)
+    return Table([1, 3, 10], np.cumsum([a, b, draw(st.floats(0, 3))]), c, padded=draw(st.booleans()))
+
+
+def concave_step_times() -> st.SearchStrategy[StepTime]:
+    return st.builds(
+        Power, st.floats(0.001, 10), st.floats(0, 3), st.floats(0.05, 1), st.sampled_from([0.0, 0.01])
+    )
+
+
+@st.composite
+def traces(
+    draw: st.DrawFn, most_groups: int = 6, most_samples: int = 4, longest: int = 40, prompts: int = 30
+) -> Trace:
+    """Batches of a few groups; equal lengths and single tokens are common."""
+    length = st.one_of(st.integers(1, longest), st.sampled_from([1, longest // 2, longest]))
+    groups = draw(
+        st.lists(st.lists(length, min_size=1, max_size=most_samples), min_size=1, max_size=most_groups)
+    )
+    prompt_tokens = draw(st.lists(st.integers(0, prompts), min_size=len(groups), max_size=len(groups)))
+    return Trace.of(groups, prompt_tokens=prompt_tokens)
+
+
+def profile(*shapes: ShapeProfile) -> EngineProfile:
+    """A profile for tests from its shapes."""
+    return EngineProfile(
+        name="test", hardware="none", model="none", precision="none", engine="none", engine_version="0",
+        date="2026-01-01", sources=("made up for tests",), licence="none", kv_bytes_per_token=1,
+        shapes={shape.tp: shape for shape in shapes},
+    )  # fmt: skip
+
+
+def fleet_of(
+    step_time: StepTime, engines: int, *, kv_capacity_tokens: int = 10**6, max_running: int = 1000
+) -> Fleet:
+    """Identical engines of one GPU each."""
+    shape = ShapeProfile(1, step_time, 1e4, kv_capacity_tokens, max_running)
+    return Fleet(profile(shape), (Engine(1),) * engines, engines)
+
+
+@st.composite
+def fleets(draw: st.DrawFn, trace: Trace, times: st.SearchStrategy[StepTime], most_engines: int = 3) -> Fleet:
+    """One or two shapes, with a cache that holds the largest request and often little more."""
+    least = int((trace.prompt_tokens + trace.output_tokens).max())
+    shapes = [
+        ShapeProfile(
+            tp,
+            draw(times),
+            1e4,
+            kv_capacity_tokens=draw(st.one_of(st.integers(least, 3 * least), st.just(10**6))),
+            max_running=draw(st.one_of(st.integers(1, 5), st.just(1000))),
+        )
+        for tp in draw(st.sampled_from([(1,), (1, 2)]))
+    ]
+    degrees = draw(
+        st.lists(st.sampled_from([shape.tp for shape in shapes]), min_size=1, max_size=most_engines)
+    )
+    return Fleet(
+        profile(*shapes), tuple(Engine(tp) for tp in degrees), sum(degrees) + draw(st.integers(0, 1))
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn, trace: Trace, fleet: Fleet, *, shared: bool = True) -> Plan:
+    """Any plan for the batch: engines' own queues, the shared queue, or both; own limits at times."""
+    engines = tuple(
+        Engine(engine.tp, draw(st.one_of(st.none(), st.integers(1, 4)))) for engine in fleet.engines
+    )
+    atomic = draw(st.booleans())
+    unit = trace.group if atomic else np.arange(trace.n_requests)
+    lowest = SHARED_QUEUE if shared else 0
+    size = int(unit.max()) + 1
+    of_unit = draw(st.lists(st.integers(lowest, len(engines) - 1), min_size=size, max_size=size))
+    order = draw(st.permutations(range(trace.n_requests)))
+    return Plan(engines, np.array(of_unit)[unit], order, atomic=atomic)

@@ -1,0 +1,182 @@
+"""The event-jumping simulator against its step-by-step definition, closed forms, and conservation laws."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import affine_terms, exact_step_times, fleet_of, fleets, plans, profile, step_times, traces
+
+from tailopt.engine.profile import ShapeProfile
+from tailopt.engine.step_time import Affine, MaxAffine, Power
+from tailopt.errors import InputError
+from tailopt.plan import Engine, Fleet, Plan
+from tailopt.run import Run
+from tailopt.simulate import simulate, simulate_reference
+from tailopt.trace import Trace
+
+CASES = 2 * settings().max_examples  # the profile's number, doubled: these are the project's foundation
+
+
+def assert_same_run(fast: Run, slow: Run, *, rtol: float) -> None:
+    for column in ("engine", "output_tokens", "preemptions"):
+        np.testing.assert_array_equal(getattr(fast, column), getattr(slow, column), err_msg=column)
+    for column in ("start_s", "first_token_s", "finish_s"):
+        np.testing.assert_allclose(getattr(fast, column), getattr(slow, column), rtol=rtol, err_msg=column)
+    for column in ("engine", "running", "kv_tokens"):
+        np.testing.assert_array_equal(getattr(fast.log, column), getattr(slow.log, column), err_msg=column)
+    np.testing.assert_allclose(fast.log.time_s, slow.log.time_s, rtol=rtol)
+
+
+@settings(max_examples=CASES)
+@given(st.data())
+def test_jumps_equal_steps_for_any_plan(data: st.DataObject) -> None:
+    """Shared queues, atomic groups, both limits, mixed shapes. Exact step times make ties true ties."""
+    trace = data.draw(traces())
+    fleet = data.draw(fleets(trace, exact_step_times()))
+    plan = data.draw(plans(trace, fleet))
+    assert_same_run(simulate(trace, fleet, plan), simulate_reference(trace, fleet, plan), rtol=0)
+
+
+@settings(max_examples=CASES)
+@given(st.data())
+def test_jumps_equal_steps_for_any_step_time(data: st.DataObject) -> None:
+    """Without a shared queue engines do not interact, so any step time will do."""
+    trace = data.draw(traces())
+    fleet = data.draw(fleets(trace, step_times()))
+    plan = data.draw(plans(trace, fleet, shared=False))
+    assert_same_run(simulate(trace, fleet, plan), simulate_reference(trace, fleet, plan), rtol=1e-9)
+
+
+@given(traces(), affine_terms())
+def test_affine_closed_form(trace: Trace, terms: tuple[float, float, float]) -> None:
+    """T = a max L + sum of b L + c (p L + L (L + 1) / 2), if all requests of an engine start together."""
+    a, b, c = terms
+    p, length = trace.prompt_tokens, trace.output_tokens
+    expected = a * length.max() + np.sum(b * length + c * (p * length + length * (length + 1) / 2))
+    run = simulate(trace, fleet_of(Affine(a, b, c), 1), everything_on_one(trace))
+    assert run.makespan_s == pytest.approx(expected, rel=1e-12)
+
+
+@given(traces(), st.floats(0.1, 5), st.floats(0, 3), st.floats(0.1, 1))
+def test_general_closed_form(trace: Trace, a: float, b: float, p: float) -> None:
+    """T = sum over k of tau(n(k)) = sum over j of L_(j) (tau(j) - tau(j - 1)), without context."""
+    tau = Power(a, b, p)
+    longest_first = np.sort(trace.output_tokens)[::-1]
+    curve = tau(np.arange(len(longest_first) + 1), 0)
+    by_request = np.sum(longest_first * np.diff(curve))
+    by_step = sum(float(tau((trace.output_tokens >= k).sum(), 0)) for k in range(1, longest_first[0] + 1))
+    run = simulate(trace, fleet_of(tau, 1), everything_on_one(trace))
+    assert run.makespan_s == pytest.approx(by_request, rel=1e-9)
+    assert run.makespan_s == pytest.approx(by_step, rel=1e-9)
+
+
+def everything_on_one(trace: Trace) -> Plan:
+    return Plan.of_queues([Engine(1)], [range(trace.n_requests)])
+
+
+@given(st.data())
+def test_conservation(data: st.DataObject) -> None:
+    """Tokens out are tokens asked; limits hold at every event; clocks run forward; nobody is lost."""
+    trace = data.draw(traces())
+    fleet = data.draw(fleets(trace, step_times()))
+    plan = data.draw(plans(trace, fleet))
+    run = simulate(trace, fleet, plan)
+    np.testing.assert_array_equal(run.output_tokens, trace.output_tokens)
+    assert ((run.start_s >= 0) & (run.start_s < run.first_token_s)).all()
+    assert (run.first_token_s <= run.finish_s).all()
+    assigned = plan.engine_of >= 0
+    np.testing.assert_array_equal(run.engine[assigned], plan.engine_of[assigned])
+    if plan.atomic:
+        assert len({*zip(trace.group.tolist(), run.engine.tolist(), strict=True)}) == trace.n_prompts
+    for e in range(len(fleet.engines)):
+        mine = run.log.engine == e
+        time_s, running, kv = run.log.time_s[mine], run.log.running[mine], run.log.kv_tokens[mine]
+        assert (np.diff(time_s) > 0).all()
+        assert (running <= run.fleet.max_running(e)).all()
+        assert (kv <= fleet.shape_of(e).kv_capacity_tokens).all()
+        assert running[-1] == kv[-1] == 0
+        assert run.engine_finish_s[e] == pytest.approx(time_s[-1])
+    assert 0 <= run.idle_share < 1
+
+
+@given(st.data())
+def test_relabelling_engines_changes_nothing(data: st.DataObject) -> None:
+    trace = data.draw(traces())
+    fleet = data.draw(fleets(trace, step_times()))
+    plan = data.draw(plans(trace, fleet, shared=False))
+    new = np.array(data.draw(st.permutations(range(len(plan.engines)))))
+    engines = [plan.engines[int(old)] for old in np.argsort(new)]
+    renamed = Plan(tuple(engines), new[plan.engine_of], plan.order, plan.atomic)
+    there = Fleet(fleet.profile, tuple(fleet.engines[int(old)] for old in np.argsort(new)), fleet.gpus)
+    first, second = simulate(trace, fleet, plan), simulate(trace, there, renamed)
+    np.testing.assert_array_equal(first.finish_s, second.finish_s)
+    np.testing.assert_array_equal(new[first.engine], second.engine)
+
+
+def test_preempted_request_waits_at_the_front_and_keeps_its_tokens() -> None:
+    """Two requests of 10 tokens in a cache of 13: after 6 steps together the later one has to go."""
+    trace = Trace.of([[10], [10]])
+    run = simulate(trace, fleet_of(Affine(1.0, 0.0), 1, kv_capacity_tokens=13), everything_on_one(trace))
+    assert run.preemptions.tolist() == [0, 1]
+    assert run.finish_s.tolist() == [10, 14]  # 6 steps before, 4 after the first is done
+    assert run.log.time_s.tolist() == [0, 6, 10, 14]
+    assert run.log.kv_tokens.tolist() == [2, 7, 7, 0]
+
+
+def test_shared_queue_is_pulled_by_whoever_has_room_first() -> None:
+    trace = Trace.of([[9], [2], [2], [2]])
+    plan = Plan((Engine(1, 1), Engine(1, 1)), np.full(4, -1), np.arange(4))
+    run = simulate(trace, fleet_of(Affine(1.0, 0.0), 2), plan)
+    assert run.engine.tolist() == [0, 1, 1, 1]
+    assert run.start_s.tolist() == [0, 0, 2, 4]
+
+
+def test_an_atomic_unit_is_pulled_as_a_whole() -> None:
+    trace = Trace.of([[5, 5, 5], [3, 3, 3]])
+    plan = Plan((Engine(1, 2), Engine(1, 2)), np.full(6, -1), [0, 3, 1, 4, 2, 5], atomic=True)
+    run = simulate(trace, fleet_of(Affine(1.0, 0.0), 2), plan)
+    assert run.engine.tolist() == [0, 0, 0, 1, 1, 1]
+    assert run.start_s.tolist() == [0, 0, 5, 0, 0, 3]
+
+
+def test_gpus_of_no_engine_are_idle() -> None:
+    trace = Trace.of([[4], [2]])
+    shape = ShapeProfile(2, Affine(1.0, 0.0), 1e4, 1000, 8)
+    fleet = Fleet(profile(shape), (Engine(2), Engine(2)), gpus=5)
+    run = simulate(trace, fleet, Plan.of_queues(fleet.engines, [[0], [1]]))
+    assert run.makespan_s == 4
+    assert run.idle_share == pytest.approx(1 - (2 * 4 + 2 * 2) / (5 * 4))
+    assert run.tokens_per_gpu_s == pytest.approx(6 / (5 * 4))
+
+
+def test_a_large_context_stays_exact() -> None:
+    """A maximum of lines over 100,000 steps, where the lines cross in the middle of a jump."""
+    tau = MaxAffine(((12e-3, 0.0, 1e-7), (8e-3, 5e-5, 3.4e-7)))
+    trace = Trace.of([[100_000, 60_001, 60_000, 3]], prompt_tokens=517)
+    fleet = fleet_of(tau, 1)
+    fast = simulate(trace, fleet, everything_on_one(trace))
+    k = np.arange(1, 100_001)
+    running = (trace.output_tokens[:, None] >= k).sum(axis=0)
+    context = ((trace.output_tokens[:, None] >= k) * (517 + k)).sum(axis=0)
+    assert fast.makespan_s == pytest.approx(float(tau(running, context).sum()), rel=1e-11)
+
+
+def test_a_request_too_large_for_its_engine_is_refused() -> None:
+    trace = Trace.of([[10], [91]], prompt_tokens=10)
+    with pytest.raises(
+        InputError, match=r"request 1 \(prompt '1'\) needs 101 KV tokens, its engine holds 100"
+    ):
+        simulate(trace, fleet_of(Affine(1.0, 0.0), 1, kv_capacity_tokens=100), everything_on_one(trace))
+
+
+def test_plan_for_another_batch_is_refused() -> None:
+    with pytest.raises(InputError, match="has 3 requests, trace 'inline' has 1"):
+        simulate(Trace.of([[10]]), fleet_of(Affine(1.0, 0.0), 1), Plan.of_queues([Engine(1)], [[0, 1, 2]]))
+
+
+def test_late_arrivals_are_refused() -> None:
+    from dataclasses import replace
+
+    late = replace(Trace.of([[10]]), arrival_s=np.array([1.0]))
+    with pytest.raises(InputError, match="arrive later than 0 s"):
+        simulate(late, fleet_of(Affine(1.0, 0.0), 1), everything_on_one(late))
