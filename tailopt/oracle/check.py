@@ -275,9 +275,8 @@ def check_any(bound: AnyBound, problem: Problem) -> tuple[Fraction, str]:
     shapes = [shape for tp, shape in problem.fleet.profile.shapes.items() if tp <= gpus]
     longest = max(range(trace.n_requests), key=lambda i: (trace.output_tokens[i], trace.prompt_tokens[i]))
     prompt, output = int(trace.prompt_tokens[longest]), int(trace.output_tokens[longest])
-    alone = sum(
-        min(Fraction(float(shape.step_time(1, prompt + k))) for shape in shapes) for k in range(1, output + 1)
-    )
+    context = prompt + np.arange(1, output + 1)
+    alone = _exact_sum(np.min([shape.step_time(1, context) for shape in shapes], axis=0))
     theta, mu, kappa = Fraction(bound.theta), Fraction(bound.mu_s), Fraction(bound.kappa_s)
     _require(0 <= theta <= 1 and mu >= 0 and kappa >= 0, "the multipliers are not admissible")
     least = None

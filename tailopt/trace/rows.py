@@ -83,7 +83,7 @@ def check(rows: Rows) -> tuple["pl.DataFrame", list[Bad], dict[str, int]]:
     table, left_out = _leave_out(rows.table)
     raw = [name for name in COLUMNS if name in table.columns]
     typed = table.select(
-        ROW,
+        pl.col(ROW).cast(pl.Int64),
         *(COLUMNS[name].parse(pl.col(name).cast(pl.String)).alias(name) for name in raw),
     ).with_columns(bad=pl.coalesce(pl.when(pl.col(name).is_null()).then(pl.lit(name)) for name in raw))
     bad = [
@@ -138,7 +138,7 @@ def _leave_out(table: "pl.DataFrame") -> tuple["pl.DataFrame", dict[str, int]]:
 
 
 def _shown(value: object) -> str:
-    if value is None:
+    if value is None or value == "":
         return "nothing"
     text = value if isinstance(value, str) else str(value)
     return repr(text if len(text) <= 60 else text[:57] + "...")

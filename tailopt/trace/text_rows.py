@@ -78,18 +78,17 @@ def jsonl_rows(path: Path, schema: "Schema") -> Iterator[tuple["pl.DataFrame", l
 
 
 def _header(path: Path, source: Iterator[Block]) -> tuple[list[str], Block]:
-    """The names in the header line, and what follows it in the first block."""
-    line, block = next(source, (1, b""))
-    file = io.BytesIO(block)
-    for raw in file:
-        line += 1
-        if raw.startswith(b"#") or not raw.strip():
-            continue
-        try:
-            names = next(csv.reader([raw.decode()]), [])
-        except UnicodeDecodeError:
-            raise InputError(f"{path}: line {line - 1}: expected text in UTF-8") from None
-        return [name.strip() for name in names], (line, file.read())
+    """The names in the header line, and what follows it in its block."""
+    for start, block in source:
+        file = io.BytesIO(block)
+        for line, raw in enumerate(file, start):
+            if raw.startswith(b"#") or not raw.strip():
+                continue
+            try:
+                names = next(csv.reader([raw.decode()]), [])
+            except UnicodeDecodeError:
+                raise InputError(f"{path}: line {line}: expected text in UTF-8") from None
+            return [name.strip() for name in names], (line + 1, file.read())
     raise InputError(f"{path}: empty, expected a header line")
 
 

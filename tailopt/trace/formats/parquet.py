@@ -20,6 +20,9 @@ def _read(path: Path, _: Tokenizer | None) -> Iterator[Rows]:
         found = pl.read_parquet_schema(path)
         if REQUIRED not in found:
             raise InputError(f"{path}: no column {REQUIRED!r}; found {', '.join(found)}")
+        for name in NAMES:
+            if name in found and found[name].is_nested():
+                raise InputError(f"{path}: column {name!r}: expected plain values, got {found[name]}")
         table = pl.read_parquet(path, columns=[name for name in NAMES if name in found])
         kept = pl.read_parquet_metadata(path)
     except (pl.exceptions.PolarsError, RuntimeError) as error:
