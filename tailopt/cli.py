@@ -244,6 +244,8 @@ def _read(
     from tailopt.trace.reading import ReadReport, read_trace, resolve_trace
     from tailopt.trace.tokenizer import load_tokenizer
 
+    if cap is not None and cap < 1:
+        raise InputError(f"--cap: expected at least 1 token, got {cap}")
     count = None if tokenizer is None else load_tokenizer(tokenizer)
     report: ReadReport | None
     if len(specs) > 1:
