@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailopt.engine.catalogue import load_engine
 from tailopt.engine.decode_time import decode_time_s
 from tailopt.engine.profile import EngineProfile, ShapeProfile
 from tailopt.engine.step_time import Affine, MaxAffine, Power, Table
@@ -16,8 +17,11 @@ from tailopt.errors import InputError
 from tailopt.plan import SHARED_QUEUE, Engine, Fleet, Plan, View
 from tailopt.policies import POLICIES, resolve_policy
 from tailopt.policies.example import example_view
-from tailopt.policies.units import predicted_times_s, predicted_work
+from tailopt.policies.units import longest_first, predicted_times_s, predicted_work
+from tailopt.simulate import simulate
 from tailopt.trace import Trace
+from tailopt.trace.catalogue import load_bundled
+from tailopt.trace.transforms import sample_batches
 
 STEP_TIMES = {
     1: Affine(10e-3, 5e-4, 1e-7),
@@ -199,6 +203,49 @@ def test_best_k_with_many_units_is_no_worse_than_a_plain_scan():
 
     scan = min(predicted_s(f"top_k(k={k}, tail_engines={t})") for k in range(0, 300, 7) for t in (1, 2, 3))
     assert predicted_s("best_k") <= scan * 1.001
+
+
+def predicted_and_simulated_s(
+    trace: Trace, fleet: Fleet, name: str, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each busy engine's time as the policies predict it from the true lengths, and as it is."""
+    view = View.at_start(trace, fleet, trace.output_tokens, atomic=True, seed=seed)
+    engine_of = resolve_policy(name)(view).engine_of
+    plan = Plan(fleet.engines, engine_of, longest_first(view), atomic=True)
+    chosen = engine_of == np.arange(len(fleet.engines))[:, None]
+    predicted = predicted_times_s(fleet, *predicted_work(view), chosen)
+    busy = chosen.any(axis=1)
+    return predicted[busy], simulate(trace, fleet, plan).engine_finish_s[busy]
+
+
+@given(
+    groups,
+    st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=5),
+    st.sampled_from(sorted(POLICIES.keys() - {"shared_queue"})),
+)
+def test_predicted_times_are_the_simulators_where_all_fits(groups, degrees, name):
+    predicted, simulated = predicted_and_simulated_s(
+        Trace.of(groups, prompt_tokens=9), fleet_of(degrees), name, 0
+    )
+    assert predicted == pytest.approx(simulated, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("trace", "engine", "shape"),
+    [
+        ("gpqa-deepseek-reasoner", "h100-llama-3.1-8b", "8xTP1"),
+        ("gpqa-claude-haiku-4-5", "a100-llama-7b", "4xTP1+2xTP2"),
+        ("gpqa-deepseek-reasoner", "h100-gpt-oss-120b-vllm", "2xTP2"),
+    ],
+)
+@pytest.mark.parametrize("name", ["uniform", "lpt", "best_k"])
+def test_predicted_times_are_close_where_requests_wait(trace, engine, shape, name):
+    """160 groups of real rollouts: hundreds of requests wait or lose their cache; within 3 %."""
+    (batch,) = sample_batches(load_bundled(trace), batches=1, prompts=160, samples=8, seed=0)
+    fleet = Fleet.of(load_engine(engine), shape)
+    assert batch.trace.n_requests / len(fleet.engines) >= 160
+    predicted, simulated = predicted_and_simulated_s(batch.trace, fleet, name, batch.seed)
+    assert predicted == pytest.approx(simulated, rel=0.03)
 
 
 def test_a_tail_pool_pays_on_a_long_tail():
