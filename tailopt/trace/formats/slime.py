@@ -8,7 +8,6 @@ out, and are counted. A reward of exactly 1 is correct, 0 is wrong, any other un
 """
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,9 +50,10 @@ def _prompt_id(sample: Sample) -> str | None:
     group, prompt = _plain(sample.get("group_index")), sample.get("prompt")
     if group is not None:
         return str(group)
-    if isinstance(prompt, str | list) and prompt:
-        return hashlib.sha256(json.dumps(prompt, default=str).encode()).hexdigest()[:16]
-    return None
+    messages = prompt if isinstance(prompt, list) else [{"content": prompt}]
+    texts = [message.get("content") for message in messages if isinstance(message, dict)]
+    text = "\0".join(text for text in texts if isinstance(text, str))
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16] if text else None
 
 
 def _prompt_tokens(sample: Sample) -> int:
