@@ -107,7 +107,10 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The options that a function takes: its keyword-only parameters."""
-    found = inspect.signature(function).parameters
+    try:
+        found = inspect.signature(function).parameters
+    except ValueError:  # some functions written in C have none
+        return {}
     return {name: one for name, one in found.items() if one.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
@@ -123,7 +126,7 @@ def _options(where: str, function: Callable[..., Any], text: str) -> dict[str, A
     except (SyntaxError, ValueError):
         raise InputError(f"{where}: expected options as name=value with plain values, got ({text})") from None
     takes = parameters(function)
-    types = get_type_hints(function)
+    types = _hints(function)
     for name, value in options.items():
         if name not in takes:
             raise InputError(f"{where}: has no option {name!r}; options: {', '.join(takes) or 'none'}")
@@ -133,6 +136,14 @@ def _options(where: str, function: Callable[..., Any], text: str) -> dict[str, A
         if parameter.default is parameter.empty and name not in options:
             raise InputError(f"{where}: needs option {name!r}")
     return options
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The type hints that can be evaluated: none if one names what is imported for type checkers only."""
+    try:
+        return get_type_hints(function)
+    except Exception:  # whatever a user's annotation raises, it only costs the check
+        return {}
 
 
 def _is_a(value: object, hint: Any) -> bool:
@@ -154,7 +165,8 @@ def _load(what: str, text: str, file: Path, name: str) -> Callable[..., Any]:
     module = _execute(what, text, file)
     function = getattr(module, name, None)
     if not callable(function):
-        found = [key for key, one in vars(module).items() if inspect.isfunction(one) and key[0] != "_"]
+        own = [one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__]
+        found = [one.__name__ for one in own if inspect.isfunction(one)]
         known = f"; it has {', '.join(found)}" if found else ""
         raise InputError(f"{what} {text}: {file} has no function {name!r}{known}")
     return function  # type: ignore[no-any-return]

@@ -431,6 +431,16 @@ def test_own_file_that_cannot_be_loaded_is_one_line(tmp_path, source, name, mess
     assert "\n" not in str(error.value)
 
 
+def test_own_annotations_need_not_be_importable(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from tailopt.plan import Plan\n"
+        "def f(view: 'NotImported', *, engine: int = 0) -> 'NotImported':\n"
+        "    return Plan(view.fleet.engines, [engine] * view.n_requests, range(view.n_requests))\n"
+    )
+    assert resolve_policy(f"{path}:f(engine=1)")(example_view([[1], [2]])).engine_of.tolist() == [1, 1]
+
+
 def test_own_file_may_import_its_neighbour_and_hold_dataclasses(tmp_path):
     (tmp_path / "neighbour_of_mine.py").write_text("ENGINE = 1\n")
     (tmp_path / "own.py").write_text(
