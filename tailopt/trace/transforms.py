@@ -1,8 +1,9 @@
-"""From one trace to others: batches to compare policies on, reshaped tails, bootstraps, cuts, inventions.
+"""From one trace to others: batches to compare policies on, reshaped tails, cuts, bootstraps.
 
 Every function returns new traces and draws only from the seed it is given.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -111,3 +112,115 @@ def _groups_by_step(trace: Trace, rows_of: list[Ints], samples: int) -> dict[int
     first = np.array([rows[0] for rows in rows_of])
     step = np.zeros(len(first), np.int64) if trace.step is None else trace.step[first]
     return {int(value): np.flatnonzero(enough & (step == value)) for value in np.unique(step)}
+
+
+def reshape_tail(trace: Trace, ratio: float) -> Trace:
+    r"""Stretch or squeeze the upper half of the lengths so that P90 / P50 becomes ``ratio``.
+
+    The controlled workloads of TailSieve (Xu et al., "TailSieve: Partial-Rollout-Guided Tail Routing for LLM
+    Rollouts", appendix A.3): lengths above the median are mapped so that the 90th percentile becomes r times
+    the median; the order of the responses, the lower half and the median stay. These conditions do not fix
+    the map; this is the linear one. With M the median, P the 90th percentile (both interpolated linearly, as
+    in :mod:`tailopt.trace.statistics`) and U the least length that is at least M, a length l > U becomes
+
+    .. math:: l' = U + (l - U) \, \frac{r M - U}{P - U},
+
+    rounded to whole tokens, and l <= U stays. As P interpolates between lengths from U on, the new 90th
+    percentile is r M exactly, up to the rounding (half a token). Capped responses stay flagged.
+
+    Args:
+        trace: percentiles are those of all its responses together.
+        ratio: r; must leave room for the upper half, r M > U.
+
+    Raises:
+        InputError: if there are fewer than 3 responses, P90 is not above U, or the ratio is too small.
+
+    >>> trace = Trace.of([[100, 200, 300, 400, 500], [600, 700, 800, 900, 1000, 1100]])
+    >>> reshape_tail(trace, 3.0).output_tokens
+    array([ 100,  200,  300,  400,  500,  600,  900, 1200, 1500, 1800, 2100])
+    """
+    lengths = trace.output_tokens
+    median, p90 = (float(value) for value in np.quantile(lengths, [0.5, 0.9]))
+    pivot = int(lengths[lengths >= median].min())
+    if trace.n_requests < 3 or p90 <= pivot:
+        raise InputError(f"trace {trace.name!r}: P90 is {p90:g} and P50 {median:g}, no tail to reshape")
+    if not (np.isfinite(ratio) and ratio * median > pivot):
+        raise InputError(
+            f"ratio: expected more than {pivot / median:g} for trace {trace.name!r}, got {ratio:g}"
+        )
+    stretched = pivot + (lengths - pivot) * ((ratio * median - pivot) / (p90 - pivot))
+    return replace(
+        trace,
+        name=f"{trace.name} (P90/P50={ratio:g})",
+        source=f"{trace.source}; tail reshaped to P90/P50={ratio:g}",
+        output_tokens=np.where(lengths > pivot, np.rint(stretched).astype(np.int64), lengths),
+    )
+
+
+def truncate(trace: Trace, cap: int) -> Trace:
+    """Cut every response at ``cap`` tokens; those that were longer are flagged as capped.
+
+    A response of exactly ``cap`` tokens had ended by itself and is flagged only if it was before.
+
+    Raises:
+        InputError: if the cap is below 1.
+
+    >>> cut = truncate(Trace.of([[3, 8, 12]]), 8)
+    >>> cut.output_tokens, cut.capped
+    (array([3, 8, 8]), array([False, False,  True]))
+    """
+    if cap < 1:
+        raise InputError(f"cap: expected at least 1 token, got {cap}")
+    return replace(
+        trace,
+        name=f"{trace.name} (cap={cap})",
+        source=f"{trace.source}; cut at {cap} tokens",
+        output_tokens=np.minimum(trace.output_tokens, cap),
+        capped=trace.capped | (trace.output_tokens > cap),
+    )
+
+
+def bootstrap(trace: Trace, *, seed: int) -> Trace:
+    """A trace of as many prompts, drawn with replacement, each with all its responses.
+
+    Whole prompts are drawn (a cluster bootstrap), because responses to one prompt are alike; all training
+    steps of a prompt come along. A prompt drawn again is a new prompt, called ``ID~2``, ``ID~3`` and so on.
+
+    Raises:
+        InputError: if the seed is negative.
+
+    >>> again = bootstrap(Trace.of([[3, 5], [20, 30], [7, 7]]), seed=0)
+    >>> again.prompt_ids, again.output_tokens
+    (('2', '1', '1~2'), array([ 7,  7, 20, 30, 20, 30]))
+    """
+    if seed < 0:
+        raise InputError(f"seed: expected at least 0, got {seed}")
+    drawn = np.random.default_rng(seed).integers(trace.n_prompts, size=trace.n_prompts)
+    order = np.argsort(trace.prompt, kind="stable")
+    rows_of = np.split(order, np.cumsum(np.bincount(trace.prompt))[:-1])
+    rows = np.concatenate([rows_of[prompt] for prompt in drawn])
+    copies = Counter[int]()
+    ids = []
+    for prompt in drawn.tolist():
+        copies[prompt] += 1
+        again = f"~{copies[prompt]}" if copies[prompt] > 1 else ""
+        ids.append(trace.prompt_ids[prompt] + again)
+
+    def drawn_rows(column: Ints | None) -> Ints | None:
+        return None if column is None else column[rows]
+
+    return Trace(
+        name=f"{trace.name} (bootstrap {seed})",
+        source=f"{trace.source}; prompts drawn with replacement, seed {seed}",
+        prompt=np.repeat(np.arange(len(drawn)), [len(rows_of[prompt]) for prompt in drawn]),
+        prompt_ids=tuple(ids),
+        sample=trace.sample[rows],
+        prompt_tokens=trace.prompt_tokens[rows],
+        output_tokens=trace.output_tokens[rows],
+        capped=trace.capped[rows],
+        arrival_s=trace.arrival_s[rows],
+        step=drawn_rows(trace.step),
+        correct=drawn_rows(trace.correct),
+        synthetic=trace.synthetic,
+        licence=trace.licence,
+    )
