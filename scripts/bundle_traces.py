@@ -71,6 +71,119 @@ def epoch_name(dataset: str, model: str, effort: str | None, budget: int | None)
     return "-".join([dataset.split("_")[0], short, *setting])
 
 
+def reasoning_gym(folder: Path) -> pl.DataFrame:
+    """A Llama 3.2 3B at two checkpoints of its RL run, 50 samples of each problem."""
+    rows = pl.read_csv(folder / "rg_llama3b_rl_k50" / "lengths.csv.gz")
+    names = {"aime2024": "AIME 2024", "amc23": "AMC 2023"}
+    return rows.select(
+        run=pl.format("{}-llama-3.2-3b-rl", "dataset").str.replace("aime2024", "aime24"),
+        dataset=pl.col("dataset").replace_strict(names),
+        model=pl.lit("Llama-3.2-3B-Instruct, GRPO on reasoning-gym, steps 400 and 800"),
+        prompt_id="prompt_id",
+        sample="sample_idx",
+        prompt_tokens="prompt_tokens",
+        output_tokens="response_tokens",
+        capped=pl.col("at_cap") == 1,
+        step="checkpoint",
+        correct="correct",
+    )
+
+
+def mgsm_policies(folder: Path) -> pl.DataFrame:
+    """Eight sibling policies of R1-Distill 1.5B, one greedy response each: taken as samples of a prompt."""
+    rows = pl.read_csv(folder / "r1distill1p5b_grpo_policies" / "lengths.csv.gz")
+    rows = rows.filter(pl.col("dataset").is_in(["mgsm_en", "mgsm_th"]))
+    language = pl.col("dataset").str.strip_prefix("mgsm_")
+    return rows.select(
+        run=pl.format("mgsm-{}-r1-distill-1.5b", language),
+        dataset=pl.format("MGSM ({})", language.replace_strict({"en": "English", "th": "Thai"})),
+        model=pl.lit("DeepSeek-R1-Distill-Qwen-1.5B, 8 sibling policies, greedy"),
+        prompt_id=pl.col("prompt_id").cast(pl.String),
+        sample=pl.col("policy").rank("dense") - 1,
+        prompt_tokens=pl.lit(0),
+        output_tokens="response_tokens",
+        capped=pl.col("at_cap") == 1,
+    )
+
+
+def grpo_checkpoints(folder: Path) -> pl.DataFrame:
+    """Qwen2.5 1.5B at 19 checkpoints of its GRPO run, one sample of each problem."""
+    rows = pl.read_csv(folder / "grpo_sft_ckpts_qwen25_1p5b" / "lengths.csv.gz")
+    return rows.filter(pl.col("model").str.contains("GRPO")).select(
+        run=pl.lit("math220k-qwen2.5-1.5b-grpo"),
+        dataset=pl.lit("OpenR1-Math-220k, 100 problems"),
+        model=pl.lit("Qwen2.5-1.5B-Instruct, GRPO, steps 50 to 950"),
+        prompt_id=pl.col("prompt_id").cast(pl.String),
+        sample=pl.lit(0),
+        prompt_tokens="problem_tokens",
+        output_tokens="response_tokens",
+        capped=pl.col("at_cap") == 1,
+        step="checkpoint",
+        correct="correct",
+    )
+
+
+def azure(folder: Path) -> pl.DataFrame:
+    """The first quarter of an hour of both services."""
+    kinds = {"conversation": "conv", "code": "code"}
+    return pl.concat(
+        served(
+            pl.read_csv(folder / "azure2023" / f"{file}.csv").filter(pl.col("t_s") < 900),
+            run=f"azure-2023-{kind}",
+            dataset=f"Azure production traffic, {kind}, 15 minutes",
+            model="",
+            arrival_s=pl.col("t_s"),
+            cap=1000 if kind == "conversation" else None,
+        )
+        for kind, file in kinds.items()
+    )
+
+
+def mooncake(folder: Path) -> pl.DataFrame:
+    """The first quarter of an hour of the conversation trace."""
+    rows = pl.read_csv(folder / "mooncake" / "conversation.csv").filter(pl.col("t_ms") < 900_000)
+    return served(
+        rows,
+        run="mooncake-conversation",
+        dataset="Kimi production traffic, conversation, 15 minutes",
+        model="",
+        arrival_s=pl.col("t_ms") / 1000,
+        cap=2000,
+    )
+
+
+def servegen(folder: Path) -> pl.DataFrame:
+    """Every fourth row of the draw from the published distributions: all clients, all windows."""
+    rows = pl.read_csv(folder / "servegen" / "deepseek-r1_sample.csv").gather_every(4)
+    return served(
+        rows.rename({"input_tokens": "prompt_tokens"}),
+        run="synthetic-servegen-deepseek-r1",
+        dataset="Alibaba Model Studio traffic (drawn from published distributions)",
+        model="DeepSeek-R1",
+        arrival_s=pl.lit(0.0),
+        cap=None,
+    )
+
+
+def served(
+    rows: pl.DataFrame, *, run: str, dataset: str, model: str, arrival_s: pl.Expr, cap: int | None
+) -> pl.DataFrame:
+    """Requests without groups: each a prompt of its own, called by its number."""
+    return rows.select(
+        run=pl.lit(run),
+        dataset=pl.lit(dataset),
+        model=pl.lit(model),
+        prompt_id=pl.int_range(pl.len()).cast(pl.String),
+        sample=pl.lit(0),
+        prompt_tokens="prompt_tokens",
+        output_tokens="output_tokens",
+        capped=pl.lit(False) if cap is None else pl.col("output_tokens") >= cap,
+        arrival_s=arrival_s,
+    )
+
+
+NUMBERS = "Numbers only: no text of any prompt or response."
+
 SOURCES = [
     Source(
         key="epoch",
@@ -81,8 +194,71 @@ SOURCES = [
         attribution="Epoch AI, 'AI Benchmarking Hub', epoch.ai/benchmarks",
         caveats="Lengths are the provider's count of all generated tokens, hidden reasoning included. "
         "Served frontier models, not an RL run. Prompt tokens are the median over the samples of a prompt, "
-        "as single rows report many times as much. Numbers only: no text of any question or answer.",
+        f"as single rows report many times as much. A few responses are missing. {NUMBERS}",
         runs=epoch,
+    ),
+    Source(
+        key="reasoning-gym",
+        url="github.com/open-thought/reasoning-gym-eval",
+        commit="5f09fecc342a25d693895b7304a9dec43b47f436",
+        licence="Apache-2.0",
+        attribution="Open Thought, reasoning-gym-eval, the evaluations of the Reasoning Gym paper",
+        caveats="Temperature 0.6, at most 2048 tokens. Lengths were counted from the text with the Llama 3 "
+        "tokenizer, without the end of sequence; prompt tokens are those of the problem alone. "
+        f"{NUMBERS}",
+        runs=reasoning_gym,
+    ),
+    Source(
+        key="xling-grpo",
+        url="github.com/nhockid235/xling-grpo-sub3b",
+        commit="9d9d69b2e18706b5530eb63298fe192b0cdf6d96",
+        licence="Apache-2.0",
+        attribution="xling-grpo-sub3b, evaluations of R1-Distill-Qwen-1.5B and its GRPO offspring",
+        caveats="The 8 samples of a prompt are greedy responses of 8 nearly equal policies. At most 8192 "
+        "tokens, counted from the text with the Qwen2.5 tokenizer. Prompt lengths are unknown (0). "
+        f"{NUMBERS}",
+        runs=mgsm_policies,
+    ),
+    Source(
+        key="grpo-checkpoints",
+        url="github.com/liv-daliberti/Illusion-of-Reasoning",
+        commit="7fdbe5fdbd8130dcc1a748f92ec2e17205717a7b",
+        licence="Apache-2.0",
+        attribution="Illusion-of-Reasoning, checkpoints of Qwen2.5-1.5B-Instruct on OpenR1-Math-220k",
+        caveats="One sample per problem and checkpoint, at most 1024 tokens. Lengths were counted from the "
+        f"text with the Qwen2.5 tokenizer. {NUMBERS}",
+        runs=grpo_checkpoints,
+    ),
+    Source(
+        key="azure-2023",
+        url="github.com/Azure/AzurePublicDataset, Azure LLM inference trace 2023",
+        commit="b469a113cedca53ddc3bdea71a143dc4b7d8700c",
+        licence="CC BY 4.0",
+        attribution="Microsoft, Azure Public Dataset; Patel et al., 'Splitwise', ISCA 2024",
+        caveats="No groups: each request is a prompt of its own. Times count from the first request. In the "
+        "conversation trace 1000 tokens look like a cap and are flagged as capped.",
+        runs=azure,
+    ),
+    Source(
+        key="mooncake",
+        url="github.com/kvcache-ai/Mooncake, FAST25-release/traces",
+        commit="3b5a594133958449a1feaf1c9e0fc1b553e34a28",
+        licence="Apache-2.0",
+        attribution="Moonshot AI and the Mooncake authors; Qin et al., 'Mooncake', FAST 2025",
+        caveats="No groups: each request is a prompt of its own. 2000 tokens look like a cap and are flagged "
+        "as capped. Which prompts share prefixes is left out.",
+        runs=mooncake,
+    ),
+    Source(
+        key="servegen",
+        url="github.com/alibaba/ServeGen, data/reason/deepseek-r1",
+        commit="f891d1189eb32b3868dfc443800c4150548c282a",
+        licence="Apache-2.0",
+        attribution="Alibaba, ServeGen (arXiv:2505.09999)",
+        caveats="SYNTHETIC: drawn from the published distributions per client and window, input and output "
+        "independently. Not a log; no groups; the correlation of input and output means nothing.",
+        runs=servegen,
+        synthetic=True,
     ),
 ]
 
@@ -138,7 +314,7 @@ def main(folder: Path) -> None:
                 f"[trace.{quote(str(name))}]",
                 f"from = {quote(source.key)}",
                 f"run = {quote(str(name))}",
-                f"title = {quote(f'{model} on {dataset}')}",
+                f"title = {quote(f'{model} on {dataset}' if model else dataset)}",
                 f"dataset = {quote(dataset)}",
                 f"model = {quote(model)}",
                 f"responses = {len(run)}",
