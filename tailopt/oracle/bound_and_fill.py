@@ -1,0 +1,92 @@
+"""The first certificate: the best of the quick bounds, and the best of the quick fillings.
+
+    units -> the plan done soonest -> bounds -> fillings up to the bound -> the best plan, simulated
+
+Every filling is simulated: the certificate's upper bound is what the simulator says of its plan, with
+concurrency limits and preemption. The first, longest units first and each where it is done soonest, also
+limits which concurrency a better plan can reach (:func:`tailopt.oracle.minorant.reachable`).
+"""
+
+import time
+
+import numpy as np
+
+from tailopt.arrays import Ints
+from tailopt.engine.step_time import Affine
+from tailopt.oracle.alone import AloneBound, alone_bound
+from tailopt.oracle.any_bound import AnyBound, lower_any_s
+from tailopt.oracle.certificate import Certificate, status_of
+from tailopt.oracle.filling import filling_by_bisection, soonest
+from tailopt.oracle.problem import Problem
+from tailopt.oracle.staircase import StaircaseBound, best_filling, staircase_bound
+from tailopt.oracle.units import Units, lines_of, units_of
+from tailopt.plan import Plan
+from tailopt.simulate.simulator import simulate
+
+KV_SHARES = (1.0, 0.97, 0.93, 0.88, 0.82, 0.75)
+"""Shares of the KV cache that fillings count on; how full it can be kept depends on when requests end."""
+
+TOLERANCE = 1e-7  # relative width at which the bisection for a filling stops
+
+
+def staircase(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0) -> Certificate:
+    """A certificate within milliseconds; nothing is drawn, and there is nothing to cut short."""
+    started = time.perf_counter()
+    units = units_of(problem)
+    plan = plan_of(problem, units, soonest(problem, units))
+    run = simulate(problem.trace, problem.fleet, plan)
+    bound = _bound(problem, units, run.makespan_s)
+    shares = KV_SHARES if run.preemptions.any() else KV_SHARES[:1]
+    for share in shares:
+        if status_of(bound.lower_s, run.makespan_s) == "optimal":
+            break
+        engine_of_unit = _filling(problem, units, bound.lower_s, share)
+        other = simulate(problem.trace, problem.fleet, plan_of(problem, units, engine_of_unit))
+        run = min(run, other, key=lambda found: found.makespan_s)
+    return Certificate(
+        lower_s=min(bound.lower_s, run.makespan_s),
+        upper_s=run.makespan_s,
+        plan=run.plan,
+        status=status_of(bound.lower_s, run.makespan_s),
+        method="staircase bound and filling",
+        bound_argument=bound,
+        wall_s=time.perf_counter() - started,
+    )
+
+
+def _bound(problem: Problem, units: Units, within_s: float) -> StaircaseBound | AloneBound | AnyBound:
+    """The best of the bounds at hand."""
+    lines = lines_of(problem, min(units.max_running, problem.trace.n_requests))
+    bounds = [
+        staircase_bound(units, lines, len(problem.fleet.engines), within_s),
+        alone_bound(problem, units),
+        lower_any_s(problem.trace, problem.fleet),
+    ]
+    return max((bound for bound in bounds if bound is not None), key=lambda bound: bound.lower_s)
+
+
+def _filling(problem: Problem, units: Units, lower_s: float, kv_share: float) -> Ints:
+    """``[u]`` engine of each unit in a filling that counts on a share of the KV cache."""
+    fleet = problem.fleet
+    step_time = fleet.shape_of(0).step_time
+    if fleet.identical and isinstance(step_time, Affine):
+        return best_filling(
+            units.longest.astype(np.float64),
+            units.tokens.astype(np.float64),
+            units.context.astype(np.float64),
+            np.array([step_time.a_s, step_time.b_s, step_time.c_s]),
+            np.array([units.max_running, kv_share * units.kv_capacity_tokens]),
+            len(fleet.engines),
+            lower_s,
+            TOLERANCE,
+        )
+    return filling_by_bisection(problem, units, lower_s, TOLERANCE, kv_share)
+
+
+def plan_of(problem: Problem, units: Units, engine_of_unit: Ints) -> Plan:
+    """The plan that puts units on engines, longest request first within each."""
+    engine_of = np.empty(problem.trace.n_requests, dtype=np.int64)
+    for members, engine in zip(units.members, engine_of_unit, strict=True):
+        engine_of[members] = engine
+    longest_first = np.argsort(-problem.trace.output_tokens, kind="stable")
+    return Plan(problem.fleet.engines, engine_of, longest_first, atomic=problem.atomic)
