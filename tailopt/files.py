@@ -13,7 +13,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path in the same folder; it takes the place of ``path`` only if nothing was raised.
 
     Raises:
-        InputError: if the folder does not exist or cannot be written to.
+        InputError: if the folder is not there, the file cannot be written, or the disk is full.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -30,9 +30,8 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         raise InputError(f"{path}: cannot be written ({error.strerror})") from None
     try:
         yield temporary
-        try:
-            temporary.replace(path)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
     finally:
         temporary.unlink(missing_ok=True)

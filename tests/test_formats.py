@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailopt.errors import InputError
+from tailopt.files import whole_file
 from tailopt.trace.formats import FORMATS
 from tailopt.trace.reading import read_trace, resolve_trace, write_trace
 from tailopt.trace.trace import Trace
@@ -234,6 +235,8 @@ def test_writing_refuses(tmp_path: Path) -> None:
         write_trace(trace, tmp_path / "t.csv", format="verl")
     with pytest.raises(InputError, match="cannot be written"):
         write_trace(trace, tmp_path / "nowhere" / "t.csv")
+    with pytest.raises(InputError, match="cannot be written"):
+        write_trace(trace, tmp_path, format="csv")
     write_trace(trace, tmp_path / "t.txt", format="csv")
     assert read_trace(tmp_path / "t.txt")[1].format == "csv"
 
@@ -245,6 +248,11 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("tailopt.trace.formats.csv.table_of", lambda trace: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_trace(Trace.of([[2]]), path)
+    with (
+        pytest.raises(InputError, match=r"t.csv: cannot be written \(No space left on device\)"),
+        whole_file(path),
+    ):
+        raise OSError(28, "No space left on device")
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
