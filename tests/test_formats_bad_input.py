@@ -51,11 +51,11 @@ def test_lengths_in_csv(tmp_path: Path, value: str, shown: str | tuple[str, ...]
     path = file(tmp_path, "a.csv", f"{AZURE}{TIME},1,2\n{TIME},1,{value}\n{TIME},3,4\n")
     got = "nothing" if shown is None else repr(shown if isinstance(shown, str) else shown[0])
     assert refusal(path) == (
-        f"{path}: line 3, column 'GeneratedTokens': got {got}, expected a whole number from 1 on"
+        f"{path}: line 3, column 'GeneratedTokens': got {got}, expected a whole number from 1 to 2147483647"
     )
     trace, report = read_trace(path, skip_bad=True)
     assert trace.output_tokens.tolist() == [2, 4]
-    assert report.skipped == {"GeneratedTokens: expected a whole number from 1 on": 1}
+    assert report.skipped == {"GeneratedTokens: expected a whole number from 1 to 2147483647": 1}
     assert report.first_skipped.startswith(f"{path}: line 3, column 'GeneratedTokens'")
 
 
@@ -66,7 +66,7 @@ def test_lengths_in_jsonl(tmp_path: Path, value: str, shown: str | tuple[str, ..
     path = file(tmp_path, "m.jsonl", MOONCAKE % 2 + MOONCAKE % value + MOONCAKE % 4)
     message = refusal(path)
     assert message.startswith(f"{path}: line 2, column 'output_length': got ")
-    assert message.endswith(", expected a whole number from 1 on")
+    assert message.endswith(", expected a whole number from 1 to 2147483647")
     got = message.split("got ")[1].split(", expected")[0]
     if shown is None:
         assert got == "nothing"
@@ -80,7 +80,7 @@ def test_lengths_in_jsonl(tmp_path: Path, value: str, shown: str | tuple[str, ..
 def test_missing_field_in_jsonl(tmp_path: Path) -> None:
     path = file(tmp_path, "m.jsonl", MOONCAKE % 2 + '{"timestamp": 1, "input_length": 5}\n')
     assert refusal(path) == (
-        f"{path}: line 2, column 'output_length': got nothing, expected a whole number from 1 on"
+        f"{path}: line 2, column 'output_length': got nothing, expected a whole number from 1 to 2147483647"
     )
 
 

@@ -76,7 +76,7 @@ def check(rows: Rows) -> tuple["pl.DataFrame", list[Bad], dict[str, int]]:
     >>> import polars as pl
     >>> good, bad, _ = check(Rows(pl.DataFrame({"row": [1, 2], "output_tokens": ["7", "-1"]})))
     >>> good["output_tokens"].to_list(), bad[0].message("a.csv", "line")
-    ([7], "a.csv: line 2, column 'output_tokens': got '-1', expected a whole number from 1 on")
+    ([7], "a.csv: line 2, column 'output_tokens': got '-1', expected a whole number from 1 to 2147483647")
     """
     import polars as pl
 
@@ -184,8 +184,12 @@ def _text(text: "pl.Expr") -> "pl.Expr":
 
 
 COLUMNS = {
-    "output_tokens": Column("output_tokens", "a whole number from 1 on", _whole(1, MOST_TOKENS)),
-    "prompt_tokens": Column("prompt_tokens", "a whole number from 0 on", _whole(0, MOST_TOKENS)),
+    "output_tokens": Column(
+        "output_tokens", f"a whole number from 1 to {MOST_TOKENS}", _whole(1, MOST_TOKENS)
+    ),
+    "prompt_tokens": Column(
+        "prompt_tokens", f"a whole number from 0 to {MOST_TOKENS}", _whole(0, MOST_TOKENS)
+    ),
     "prompt": Column("prompt", "a whole number from 0 on", _whole(0)),
     "prompt_id": Column("prompt_id", "a text", _text),
     "sample": Column("sample", "a whole number from 0 on", _whole(0)),
