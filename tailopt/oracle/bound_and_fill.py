@@ -13,12 +13,13 @@ import numpy as np
 
 from tailopt.arrays import Ints
 from tailopt.engine.step_time import Affine
-from tailopt.oracle.alone import AloneBound, alone_bound
-from tailopt.oracle.any_bound import AnyBound, lower_any_s
-from tailopt.oracle.certificate import Certificate, status_of
+from tailopt.oracle.alone import alone_bound
+from tailopt.oracle.any_bound import lower_any_s
+from tailopt.oracle.certificate import BoundArgument, Certificate, status_of
 from tailopt.oracle.filling import filling_by_bisection, soonest
+from tailopt.oracle.mixed import mixed_bound
 from tailopt.oracle.problem import Problem
-from tailopt.oracle.staircase import StaircaseBound, best_filling, staircase_bound
+from tailopt.oracle.staircase import best_filling, staircase_bound
 from tailopt.oracle.units import Units, lines_of, units_of
 from tailopt.plan import Plan
 from tailopt.simulate.simulator import simulate
@@ -35,7 +36,7 @@ def staircase(problem: Problem, *, time_limit_s: float | None = None, seed: int 
     units = units_of(problem)
     plan = plan_of(problem, units, soonest(problem, units))
     run = simulate(problem.trace, problem.fleet, plan)
-    bound = _bound(problem, units, run.makespan_s)
+    bound = quick_bound(problem, units, run.makespan_s)
     shares = KV_SHARES if run.preemptions.any() else KV_SHARES[:1]
     for share in shares:
         if status_of(bound.lower_s, run.makespan_s) == "optimal":
@@ -54,13 +55,14 @@ def staircase(problem: Problem, *, time_limit_s: float | None = None, seed: int 
     )
 
 
-def _bound(problem: Problem, units: Units, within_s: float) -> StaircaseBound | AloneBound | AnyBound:
-    """The best of the bounds at hand."""
+def quick_bound(problem: Problem, units: Units, within_s: float) -> BoundArgument:
+    """The best of the bounds at hand, given a plan that is done within ``within_s``."""
     lines = lines_of(problem, min(units.max_running, problem.trace.n_requests))
-    bounds = [
+    bounds: list[BoundArgument | None] = [
         staircase_bound(units, lines, len(problem.fleet.engines), within_s),
         alone_bound(problem, units),
         lower_any_s(problem.trace, problem.fleet),
+        None if problem.fleet.identical else mixed_bound(problem, units, within_s),
     ]
     return max((bound for bound in bounds if bound is not None), key=lambda bound: bound.lower_s)
 

@@ -8,10 +8,14 @@ import numpy as np
 from tailopt.errors import InputError
 from tailopt.oracle.alone import AloneBound
 from tailopt.oracle.any_bound import AnyBound
+from tailopt.oracle.mixed import MixedBound
 from tailopt.oracle.staircase import StaircaseBound
 from tailopt.plan import Plan
 
 Status = Literal["optimal", "feasible"]
+
+BoundArgument = StaircaseBound | AloneBound | AnyBound | MixedBound
+"""What can prove a lower bound; each has a checker in :data:`tailopt.oracle.check.ARGUMENTS`."""
 
 OPTIMAL_GAP = 1e-9
 """Relative gap up to which a certificate may be called optimal (the rounding of sums of doubles)."""
@@ -40,7 +44,7 @@ class Certificate:
     plan: Plan
     status: Status
     method: str
-    bound_argument: StaircaseBound | AloneBound | AnyBound
+    bound_argument: BoundArgument
     wall_s: float
     seed: int = 0
 

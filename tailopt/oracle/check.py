@@ -12,25 +12,27 @@ summed step by step; any other is simulated by the reference.
 - *staircase*: the affine function lies below every step time in use, for each concurrency from 1 up to the
   limit, at no context, at the crossings of the step time's pieces, and in slope; each concurrency limit
   follows from the one before; (nested) fails at ``lower_s`` for every placement of leaders.
+- *staircase of shapes*: the same for each kind of engine, with prices between kinds;
 - *alone*: the step time is concave, and the unit alone takes ``lower_s``.
 - *any*: the longest request alone, or the dual multipliers, give ``lower_s`` when the sums of
   :mod:`tailopt.oracle.any_bound` are written out.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from tailopt.engine.profile import ShapeProfile
 from tailopt.engine.step_time import MaxAffine, StepTime
-from tailopt.errors import InputError
 from tailopt.oracle.alone import AloneBound
 from tailopt.oracle.any_bound import AnyBound
 from tailopt.oracle.certificate import Certificate
-from tailopt.oracle.minorant import Minorant
+from tailopt.oracle.check_mixed import check_mixed
+from tailopt.oracle.check_parts import all_below, area, require, require_rays, units_by_length
+from tailopt.oracle.mixed import MixedBound
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.staircase import StaircaseBound
 from tailopt.plan import Fleet, Plan
@@ -68,24 +70,14 @@ def check(certificate: Certificate, problem: Problem) -> Checked:
     'alone'
     """
     upper_s = _plan_seconds(certificate.plan, problem)
-    _require(
+    require(
         abs(Fraction(certificate.upper_s) - upper_s) <= TOLERANCE * upper_s,
         f"the plan takes {float(upper_s)} s, not {certificate.upper_s} s",
     )
     bound = certificate.bound_argument
-    if isinstance(bound, StaircaseBound):
-        argument, lower_s = "staircase", _staircase(bound, problem)
-    elif isinstance(bound, AloneBound):
-        argument, lower_s = "alone", _alone(bound, problem)
-    else:
-        lower_s, argument = check_any(bound, problem)
-    _require(Fraction(certificate.lower_s) <= lower_s, f"the argument gives only {float(lower_s)} s")
+    lower_s, argument = ARGUMENTS[type(bound)](bound, problem)
+    require(Fraction(certificate.lower_s) <= lower_s, f"the argument gives only {float(lower_s)} s")
     return Checked(float(lower_s), float(upper_s), argument)
-
-
-def _require(holds: bool, complaint: str) -> None:
-    if not holds:
-        raise InputError(f"certificate: {complaint}")
 
 
 # ---- upper end
@@ -93,17 +85,17 @@ def _require(holds: bool, complaint: str) -> None:
 
 def _plan_seconds(plan: Plan, problem: Problem) -> Fraction:
     trace, fleet = problem.trace, problem.fleet
-    _require(len(plan.engine_of) == trace.n_requests, "the plan is for another number of requests")
-    _require(sorted(plan.order.tolist()) == list(range(trace.n_requests)), "the order is no permutation")
-    _require([e.tp for e in plan.engines] == [e.tp for e in fleet.engines], "the plan has other engines")
-    _require(bool((plan.engine_of >= 0).all()), "the plan is not static")
+    require(len(plan.engine_of) == trace.n_requests, "the plan is for another number of requests")
+    require(sorted(plan.order.tolist()) == list(range(trace.n_requests)), "the order is no permutation")
+    require([e.tp for e in plan.engines] == [e.tp for e in fleet.engines], "the plan has other engines")
+    require(bool((plan.engine_of >= 0).all()), "the plan is not static")
     if problem.atomic:
         used = {(int(g), int(e)) for g, e in zip(trace.group, plan.engine_of, strict=True)}
-        _require(len(used) == len({g for g, _ in used}), "the plan spreads a group over several engines")
+        require(len(used) == len({g for g, _ in used}), "the plan spreads a group over several engines")
     planned = Fleet(fleet.profile, plan.engines, fleet.gpus)
     finish = [Fraction(0)]
     for e in range(len(plan.engines)):
-        _require(planned.max_running(e) <= fleet.max_running(e), "the plan lifts a concurrency limit")
+        require(planned.max_running(e) <= fleet.max_running(e), "the plan lifts a concurrency limit")
         queue = [int(i) for i in plan.order if plan.engine_of[i] == e]
         if queue:
             finish.append(_engine_seconds(queue, planned, e, problem))
@@ -141,54 +133,39 @@ def _exact_sum(seconds: Iterable[float]) -> Fraction:
 # ---- lower end: staircase
 
 
-def _staircase(bound: StaircaseBound, problem: Problem) -> Fraction:
+def _staircase(bound: StaircaseBound, problem: Problem) -> tuple[Fraction, str]:
     trace, fleet = problem.trace, problem.fleet
     engines = range(len(fleet.engines))
     shapes = [fleet.shape_of(e) for e in engines]
     slots = max(fleet.max_running(e) for e in engines)
     cache = max(shape.kv_capacity_tokens for shape in shapes)
     length = [Fraction(int(tokens)) for tokens in trace.output_tokens]
-    area = [
-        _area(int(p), int(tokens)) for p, tokens in zip(trace.prompt_tokens, trace.output_tokens, strict=True)
+    areas = [
+        area(int(p), int(tokens)) for p, tokens in zip(trace.prompt_tokens, trace.output_tokens, strict=True)
     ]
 
-    limits = [*(ray.n_max for ray in bound.rays), bound.minorant.n_max]
-    _require(limits[0] == min(slots, trace.n_requests), "the first concurrency limit is not the fleet's")
-    for ray, limit in zip(bound.rays, limits[1:], strict=True):
-        _require(_all_below(ray, shapes), f"the ray for {ray.n_max} requests is not below the step times")
-        tokens, context = sum(sorted(length)[: limit + 1]), sum(sorted(area)[: limit + 1])
-        _require(
-            Fraction(ray.b_s) * tokens + Fraction(ray.c_s) * context > Fraction(bound.within_s),
-            f"{limit + 1} requests can run together within {bound.within_s} s",
-        )
-    _require(_all_below(bound.minorant, shapes), "the affine function is not below the step times")
+    require_rays(bound.rays, bound.minorant.n_max, bound.within_s, slots, shapes, problem)
+    require(all_below(bound.minorant, shapes), "the affine function is not below the step times")
 
     a, b, c = (Fraction(term) for term in (bound.minorant.a_s, bound.minorant.b_s, bound.minorant.c_s))
     u, v, x = (Fraction(weight) for weight in bound.weights)
-    _require(min(u, v, x) >= 0 and u + v + x <= 1, "the weights are not convex")
-    units: dict[int, list[int]] = {}
-    for i in range(trace.n_requests):
-        units.setdefault(int(trace.group[i]) if problem.atomic else i, []).append(i)
+    require(min(u, v, x) >= 0 and u + v + x <= 1, "the weights are not convex")
     items = sorted(
         (
             (
                 max(length[i] for i in members),
                 sum(
-                    ((b + a * v / slots) * length[i] + (c + a * x / cache) * area[i] for i in members),
+                    ((b + a * v / slots) * length[i] + (c + a * x / cache) * areas[i] for i in members),
                     Fraction(0),
                 ),
             )
-            for members in units.values()
+            for members in units_by_length(problem)
         ),
         reverse=True,
     )
     lower_s = Fraction(bound.lower_s)
-    _require(_refuted(items, a * u, len(fleet.engines), lower_s), f"a plan may be done by {bound.lower_s} s")
-    return min(lower_s, Fraction(bound.within_s))
-
-
-def _area(prompt: int, output: int) -> Fraction:
-    return Fraction(prompt * output + output * (output + 1) // 2)
+    require(_refuted(items, a * u, len(fleet.engines), lower_s), f"a plan may be done by {bound.lower_s} s")
+    return min(lower_s, Fraction(bound.within_s)), "staircase"
 
 
 def _refuted(items: list[tuple[Fraction, Fraction]], a: Fraction, engines: int, makespan: Fraction) -> bool:
@@ -206,43 +183,10 @@ def _refuted(items: list[tuple[Fraction, Fraction]], a: Fraction, engines: int, 
     return True
 
 
-def _all_below(minorant: Minorant, shapes: list[ShapeProfile]) -> bool:
-    """Whether a, b, c >= 0 and the function lies below all step times for n = 1 .. n_max and K >= 0."""
-    if min(minorant.a_s, minorant.b_s, minorant.c_s) < 0:
-        return False
-    return all(
-        _below(minorant, shape.step_time, n) for shape in set(shapes) for n in range(1, minorant.n_max + 1)
-    )
-
-
-def _below(minorant: Minorant, step_time: StepTime, n: int) -> bool:
-    """For one n a step time is convex in K: a line between the contexts tried, and beyond the last one."""
-    contexts = [0.0, *_crossings(step_time, n)]
-    seconds = [Fraction(float(one)) for one in step_time(n, np.array(contexts))]
-    flat, slope = Fraction(minorant.a_s) + Fraction(minorant.b_s) * n, Fraction(minorant.c_s)
-    steepest = Fraction(float(step_time.lines(1).slope_s.max()))
-    return slope <= steepest and all(
-        flat + slope * Fraction(context) <= one for context, one in zip(contexts, seconds, strict=True)
-    )
-
-
-def _crossings(step_time: StepTime, n: int) -> list[float]:
-    """Contexts at which two pieces of a step time meet."""
-    if not isinstance(step_time, MaxAffine):
-        return []
-    lines = [(a + b * n, c) for a, b, c in step_time.pieces]
-    return [
-        (high - low) / (steep - flat)
-        for high, flat in lines
-        for low, steep in lines
-        if steep > flat and high > low
-    ]
-
-
 # ---- lower end: a unit alone, and any policy
 
 
-def _alone(bound: AloneBound, problem: Problem) -> Fraction:
+def _alone(bound: AloneBound, problem: Problem) -> tuple[Fraction, str]:
     trace, fleet = problem.trace, problem.fleet
     unit = (
         trace.group == trace.group[bound.request]
@@ -254,15 +198,15 @@ def _alone(bound: AloneBound, problem: Problem) -> Fraction:
     for shape in shapes:
         at = [Fraction(float(shape.step_time(n, 0))) for n in range(running[0] + 1)]
         rises = [after - before for before, after in pairwise(at)]
-        _require(
+        require(
             not isinstance(shape.step_time, MaxAffine) or len(shape.step_time.pieces) == 1,
             "a step time is no function f(n) + c K",
         )
-        _require(
+        require(
             all(later <= rise + ULPS * at[-1] for rise, later in pairwise(rises)),
             "a step time is not concave",
         )
-    return min(_exact_sum(shape.step_time(running, context)) for shape in shapes)
+    return min(_exact_sum(shape.step_time(running, context)) for shape in shapes), "alone"
 
 
 def check_any(bound: AnyBound, problem: Problem) -> tuple[Fraction, str]:
@@ -278,27 +222,27 @@ def check_any(bound: AnyBound, problem: Problem) -> tuple[Fraction, str]:
     context = prompt + np.arange(1, output + 1)
     alone = _exact_sum(np.min([shape.step_time(1, context) for shape in shapes], axis=0))
     theta, mu, kappa = Fraction(bound.theta), Fraction(bound.mu_s), Fraction(bound.kappa_s)
-    _require(0 <= theta <= 1 and mu >= 0 and kappa >= 0, "the multipliers are not admissible")
+    require(0 <= theta <= 1 and mu >= 0 and kappa >= 0, "the multipliers are not admissible")
     least = None
     for shape in shapes:
         for n in range(1, min(shape.max_running, trace.n_requests) + 1):
             base = Fraction(float(shape.step_time(n, 0)))
             left = (1 - theta) / gpus * shape.tp * base - mu * n - kappa * shape.kv_capacity_tokens
-            _require(left >= 0, f"the multipliers cost more than a step of {n} requests on TP{shape.tp}")
+            require(left >= 0, f"the multipliers cost more than a step of {n} requests on TP{shape.tp}")
             least = theta * base + left if least is None else min(least, theta * base + left)
     assert least is not None
-    area = [
-        _area(int(p), int(tokens)) for p, tokens in zip(trace.prompt_tokens, trace.output_tokens, strict=True)
+    areas = [
+        area(int(p), int(tokens)) for p, tokens in zip(trace.prompt_tokens, trace.output_tokens, strict=True)
     ]
     slopes = [(_slope(shape.step_time), shape.tp) for shape in shapes]
     dual: Fraction = (
         mu * int(trace.output_tokens.sum())
-        + kappa * sum(area, Fraction(0))
+        + kappa * sum(areas, Fraction(0))
         + least * output
         + theta
         * min(slope for slope, _ in slopes)
-        * _area(int(trace.prompt_tokens[int(np.argmax(trace.output_tokens))]), output)
-        + (1 - theta) / gpus * min(tp * slope for slope, tp in slopes) * sum(area, Fraction(0))
+        * area(int(trace.prompt_tokens[int(np.argmax(trace.output_tokens))]), output)
+        + (1 - theta) / gpus * min(tp * slope for slope, tp in slopes) * sum(areas, Fraction(0))
     )
     return max((alone, "longest request alone"), (dual, "linear program"))
 
@@ -306,3 +250,12 @@ def check_any(bound: AnyBound, problem: Problem) -> tuple[Fraction, str]:
 def _slope(step_time: StepTime) -> Fraction:
     """Least rise per context token."""
     return Fraction(float(step_time.lines(1).slope_s.min()))
+
+
+ARGUMENTS: dict[type, Callable[[Any, Problem], tuple[Fraction, str]]] = {
+    StaircaseBound: _staircase,
+    AloneBound: _alone,
+    AnyBound: check_any,
+    MixedBound: check_mixed,
+}
+"""For each kind of argument, the function that computes what it proves, and names what was verified."""

@@ -82,7 +82,7 @@ def staircase_bound(units: Units, lines: Sequence[Lines], engines: int, within_s
     cache_binds = units.kv_capacity_tokens < units.most_context
     best_s, best = 0.0, None
     for minorant in minorants(lines, limit):
-        for weights in _weights(slots_bind and minorant.a_s > 0, cache_binds and minorant.a_s > 0):
+        for weights in step_weights(slots_bind and minorant.a_s > 0, cache_binds and minorant.a_s > 0):
             w = item_weights(units, minorant, weights)
             refuted_s = float(refuted_makespan(longest, w, minorant.a_s * weights[0], engines))
             if best is None or refuted_s > best_s:
@@ -91,7 +91,8 @@ def staircase_bound(units: Units, lines: Sequence[Lines], engines: int, within_s
     return StaircaseBound(min(best_s * (1 - ROUNDING), within_s), *best, within_s, tuple(rays))
 
 
-def _weights(slots: bool, cache: bool) -> list[tuple[float, float, float]]:
+def step_weights(slots: bool, cache: bool) -> list[tuple[float, float, float]]:
+    """The grid of convex weights (u, v, x) of longest request, slots and cache; 0 for what cannot bind."""
     grid = range(GRID + 1)
     return [
         ((GRID - v - x) / GRID, v / GRID, x / GRID)

@@ -1,0 +1,96 @@
+"""What the checkers of all bound arguments share: exact arithmetic on a problem's own numbers."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from tailopt.engine.profile import ShapeProfile
+from tailopt.engine.step_time import MaxAffine, StepTime
+from tailopt.errors import InputError
+from tailopt.oracle.minorant import Minorant
+from tailopt.oracle.problem import Problem
+
+
+def require(holds: bool, complaint: str) -> None:
+    """Raise InputError with the complaint unless a step of a proof holds."""
+    if not holds:
+        raise InputError(f"certificate: {complaint}")
+
+
+def area(prompt: int, output: int) -> Fraction:
+    """Context tokens that a request reads in its life."""
+    return Fraction(prompt * output + output * (output + 1) // 2)
+
+
+def units_by_length(problem: Problem) -> list[list[int]]:
+    """The requests of each unit; units by falling longest request, then by falling tokens."""
+    trace = problem.trace
+    output = trace.output_tokens.tolist()
+    units: dict[int, list[int]] = {}
+    for i in range(trace.n_requests):
+        units.setdefault(int(trace.group[i]) if problem.atomic else i, []).append(i)
+
+    def rank(unit: int) -> tuple[int, int, int]:
+        outputs = [output[i] for i in units[unit]]
+        return -max(outputs), -sum(outputs), unit
+
+    return [units[unit] for unit in sorted(units, key=rank)]
+
+
+def require_rays(
+    rays: Sequence[Minorant],
+    n_max: int,
+    within_s: float,
+    slots: int,
+    shapes: list[ShapeProfile],
+    problem: Problem,
+) -> None:
+    """No engine runs more than ``n_max`` requests together in a plan within ``within_s``, each ray shows."""
+    trace = problem.trace
+    length = sorted(Fraction(int(tokens)) for tokens in trace.output_tokens)
+    areas = sorted(
+        area(int(p), int(tokens)) for p, tokens in zip(trace.prompt_tokens, trace.output_tokens, strict=True)
+    )
+    limits = [*(ray.n_max for ray in rays), n_max]
+    require(limits[0] == min(slots, trace.n_requests), "the first concurrency limit is not the fleet's")
+    for ray, limit in zip(rays, limits[1:], strict=True):
+        require(all_below(ray, shapes), f"the ray for {ray.n_max} requests is not below the step times")
+        tokens, context = sum(length[: limit + 1]), sum(areas[: limit + 1])
+        require(
+            Fraction(ray.b_s) * tokens + Fraction(ray.c_s) * context > Fraction(within_s),
+            f"{limit + 1} requests can run together within {within_s} s",
+        )
+
+
+def all_below(minorant: Minorant, shapes: list[ShapeProfile]) -> bool:
+    """Whether a, b, c >= 0 and the function lies below all step times for n = 1 .. n_max and K >= 0."""
+    if min(minorant.a_s, minorant.b_s, minorant.c_s) < 0:
+        return False
+    return all(
+        _below(minorant, shape.step_time, n) for shape in set(shapes) for n in range(1, minorant.n_max + 1)
+    )
+
+
+def _below(minorant: Minorant, step_time: StepTime, n: int) -> bool:
+    """For one n a step time is convex in K: a line between the contexts tried, and beyond the last one."""
+    contexts = [0.0, *_crossings(step_time, n)]
+    seconds = [Fraction(float(one)) for one in step_time(n, np.array(contexts))]
+    flat, slope = Fraction(minorant.a_s) + Fraction(minorant.b_s) * n, Fraction(minorant.c_s)
+    steepest = Fraction(float(step_time.lines(1).slope_s.max()))
+    return slope <= steepest and all(
+        flat + slope * Fraction(context) <= one for context, one in zip(contexts, seconds, strict=True)
+    )
+
+
+def _crossings(step_time: StepTime, n: int) -> list[float]:
+    """Contexts at which two pieces of a step time meet."""
+    if not isinstance(step_time, MaxAffine):
+        return []
+    lines = [(a + b * n, c) for a, b, c in step_time.pieces]
+    return [
+        (high - low) / (steep - flat)
+        for high, flat in lines
+        for low, steep in lines
+        if steep > flat and high > low
+    ]
