@@ -1,5 +1,6 @@
 """What the oracle answers: an interval that holds the best static makespan, a plan, and what proves it."""
 
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,12 +10,14 @@ from tailopt.errors import InputError
 from tailopt.oracle.alone import AloneBound
 from tailopt.oracle.any_bound import AnyBound
 from tailopt.oracle.mixed import MixedBound
+from tailopt.oracle.partition import PartitionBound
 from tailopt.oracle.staircase import StaircaseBound
 from tailopt.plan import Plan
+from tailopt.run import Run
 
 Status = Literal["optimal", "feasible"]
 
-BoundArgument = StaircaseBound | AloneBound | AnyBound | MixedBound
+BoundArgument = StaircaseBound | AloneBound | AnyBound | MixedBound | PartitionBound
 """What can prove a lower bound; each has a checker in :data:`tailopt.oracle.check.ARGUMENTS`."""
 
 OPTIMAL_GAP = 1e-9
@@ -58,6 +61,32 @@ class Certificate:
     def gap(self) -> float:
         """``upper_s / lower_s - 1``."""
         return self.upper_s / self.lower_s - 1.0
+
+    def improved(
+        self, bound: "BoundArgument", run: Run, method: str, started: float, seed: int
+    ) -> "Certificate":
+        """With the better bound and the better plan of this certificate's and those given.
+
+        Args:
+            bound: an argument for a lower bound.
+            run: what the simulator says of a plan.
+            method: what is to be said of how they were found.
+            started: when (:func:`time.perf_counter`).
+            seed: of the search.
+        """
+        argument = max(self.bound_argument, bound, key=lambda one: one.lower_s)
+        upper_s = min(self.upper_s, run.makespan_s)
+        lower_s = min(argument.lower_s, upper_s)
+        return Certificate(
+            lower_s=lower_s,
+            upper_s=upper_s,
+            plan=run.plan if run.makespan_s < self.upper_s else self.plan,
+            status=status_of(lower_s, upper_s),
+            method=method,
+            bound_argument=argument,
+            wall_s=time.perf_counter() - started,
+            seed=seed,
+        )
 
 
 def status_of(lower_s: float, upper_s: float) -> Status:

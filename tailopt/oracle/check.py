@@ -13,6 +13,7 @@ summed step by step; any other is simulated by the reference.
   limit, at no context, at the crossings of the step time's pieces, and in slope; each concurrency limit
   follows from the one before; (nested) fails at ``lower_s`` for every placement of leaders.
 - *staircase of shapes*: the same for each kind of engine, with prices between kinds;
+- *partition*: no way to deal the units to the engines has all least seconds below ``lower_s``;
 - *alone*: the step time is concave, and the unit alone takes ``lower_s``.
 - *any*: the longest request alone, or the dual multipliers, give ``lower_s`` when the sums of
   :mod:`tailopt.oracle.any_bound` are written out.
@@ -31,8 +32,10 @@ from tailopt.oracle.alone import AloneBound
 from tailopt.oracle.any_bound import AnyBound
 from tailopt.oracle.certificate import Certificate
 from tailopt.oracle.check_mixed import check_mixed
-from tailopt.oracle.check_parts import all_below, area, require, require_rays, units_by_length
+from tailopt.oracle.check_partition import check_partition
+from tailopt.oracle.check_parts import ULPS, all_below, area, require, require_rays, units_by_length
 from tailopt.oracle.mixed import MixedBound
+from tailopt.oracle.partition import PartitionBound
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.staircase import StaircaseBound
 from tailopt.plan import Fleet, Plan
@@ -40,9 +43,6 @@ from tailopt.simulate.reference import simulate_reference
 
 TOLERANCE = Fraction(1, 10**9)
 """Relative difference allowed where a sum of doubles is compared with its exact value."""
-
-ULPS = Fraction(1, 2**50)
-"""Relative rounding of one difference of step times, forgiven where concavity is checked."""
 
 
 @dataclass(frozen=True)
@@ -257,5 +257,6 @@ ARGUMENTS: dict[type, Callable[[Any, Problem], tuple[Fraction, str]]] = {
     AloneBound: _alone,
     AnyBound: check_any,
     MixedBound: check_mixed,
+    PartitionBound: check_partition,
 }
 """For each kind of argument, the function that computes what it proves, and names what was verified."""

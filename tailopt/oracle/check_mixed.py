@@ -61,7 +61,7 @@ def _unit_weights(
 def _placeable(
     loads: list[list[Load]], kinds: tuple[KindBound, ...], counts: list[int], makespan: Fraction
 ) -> bool:
-    """Walk through all numbers of engines opened; True if some placement of leaders stays within the makespan."""
+    """Whether leaders can be placed within the makespan; walks through all numbers of engines opened."""
     prices = [Fraction(part.price) for part in kinds]
     n = len(loads[0])
     opening: dict[tuple[int, ...], Fraction] = {(0,) * len(counts): Fraction(0)}

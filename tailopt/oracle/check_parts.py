@@ -11,6 +11,9 @@ from tailopt.errors import InputError
 from tailopt.oracle.minorant import Minorant
 from tailopt.oracle.problem import Problem
 
+ULPS = Fraction(1, 2**50)
+"""Relative rounding of one difference of step times, forgiven where concavity is checked."""
+
 
 def require(holds: bool, complaint: str) -> None:
     """Raise InputError with the complaint unless a step of a proof holds."""

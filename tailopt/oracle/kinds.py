@@ -1,8 +1,8 @@
 r"""The engines of a fleet by kind, and affine terms that bound an engine of each kind from below.
 
 Engines of one shape and one concurrency limit are of one **kind**: exchanging the sets of requests of two
-such engines changes nothing. An engine of a kind that decodes at most C requests at once and holds M tokens takes
-at least
+such engines changes nothing. An engine of a kind that decodes at most C requests at once and holds M tokens
+takes at least
 
 .. math:: T \ge a\,s + b \sum L_i + c \sum A_i, \qquad s \ge \max(\max L_i,\; \textstyle\sum L_i / C,\;
           \sum A_i / M)

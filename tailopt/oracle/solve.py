@@ -16,6 +16,7 @@ Method = Callable[..., Certificate]
 
 METHODS = {
     "staircase": "tailopt.oracle.bound_and_fill",
+    "dp": "tailopt.oracle.dp",
 }
 """Name of each method, which is that of its function, and the module that holds it, imported when used."""
 
