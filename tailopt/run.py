@@ -13,19 +13,36 @@ from tailopt.plan import Fleet, Plan
 class EngineLog:
     """What one fleet's engines did, event by event; engine by engine and, within one, in time order.
 
-    Between two events of an engine the same requests run, so its context grows by ``running`` tokens a step.
+    Between two events of an engine the same requests run, each gaining a token a step.
 
     Attributes:
         engine: ``[k]`` which engine.
+        step: ``[k]`` how many steps it has taken.
         time_s: ``[k]`` when.
-        running: ``[k]`` requests running from then on.
-        kv_tokens: ``[k]`` context tokens they hold in the next step, the token being written included.
+        running: ``[k]`` requests running in the next step.
+        kv_tokens: ``[k]`` tokens of KV cache in use in the next step, in whole blocks.
     """
 
     engine: Ints
+    step: Ints
     time_s: Floats
     running: Ints
     kv_tokens: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Stays:
+    """When each request ran where; a preempted one has several stays. By start, then by engine.
+
+    Attributes:
+        request, engine: ``[k]`` who and where.
+        start_s, end_s: ``[k]`` admitted, and finished or preempted.
+    """
+
+    request: Ints
+    engine: Ints
+    start_s: Floats
+    end_s: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +59,7 @@ class Run:
         output_tokens: ``[n]`` tokens generated.
         preemptions: ``[n]`` how often it lost its KV cache and had to queue again.
         log: the engines' concurrency over time.
+        stays: when each request ran where.
     """
 
     backend: str
@@ -54,6 +72,7 @@ class Run:
     output_tokens: Ints
     preemptions: Ints
     log: EngineLog
+    stays: Stays
 
     @cached_property
     def makespan_s(self) -> float:

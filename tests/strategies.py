@@ -1,5 +1,7 @@
 """Hypothesis strategies for small batches, step times, fleets and plans."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -76,31 +78,58 @@ def profile(*shapes: ShapeProfile) -> EngineProfile:
 def fleet_of(
     step_time: StepTime, engines: int, *, kv_capacity_tokens: int = 10**6, max_running: int = 1000
 ) -> Fleet:
-    """Identical engines of one GPU each."""
-    shape = ShapeProfile(1, step_time, 1e4, kv_capacity_tokens, max_running)
+    """Identical engines of one GPU each, with prefill for nothing and a cache counted in tokens."""
+    shape = ShapeProfile(
+        1, step_time, 1e300, kv_capacity_tokens, max_running,
+        token_budget=10**9, block_tokens=1, prefix_caching=False,
+    )  # fmt: skip
     return Fleet(profile(shape), (Engine(1),) * engines, engines)
 
 
 @st.composite
-def fleets(draw: st.DrawFn, trace: Trace, times: st.SearchStrategy[StepTime], most_engines: int = 3) -> Fleet:
+def fleets(
+    draw: st.DrawFn,
+    trace: Trace,
+    times: st.SearchStrategy[StepTime],
+    most_engines: int = 3,
+    *,
+    prefill_tokens_per_s: float = 64.0,
+) -> Fleet:
     """One or two shapes, with a cache that holds the largest request and often little more."""
-    least = int((trace.prompt_tokens + trace.output_tokens).max())
-    shapes = [
-        ShapeProfile(
-            tp,
-            draw(times),
-            1e4,
-            kv_capacity_tokens=draw(st.one_of(st.integers(least, 3 * least), st.just(10**6))),
-            max_running=draw(st.one_of(st.integers(1, 5), st.just(1000))),
+    least = int((trace.context_tokens + trace.output_tokens).max())
+    block_tokens = draw(st.sampled_from([1, 2, 4, 16]))
+    caching = draw(st.booleans())
+    shapes = []
+    for tp in draw(st.sampled_from([(1,), (1, 2)])):
+        max_running = draw(st.one_of(st.integers(1, 5), st.just(1000)))
+        tokens = draw(st.one_of(st.integers(least, 3 * least), st.just(10**6)))
+        budget = draw(st.one_of(st.integers(max_running, max_running + 30), st.just(10**4)))
+        shapes.append(
+            ShapeProfile(
+                tp,
+                draw(times),
+                prefill_tokens_per_s,
+                tokens + block_tokens,
+                max_running,
+                token_budget=budget,
+                block_tokens=block_tokens,
+                prefix_caching=caching,
+            )
         )
-        for tp in draw(st.sampled_from([(1,), (1, 2)]))
-    ]
     degrees = draw(
         st.lists(st.sampled_from([shape.tp for shape in shapes]), min_size=1, max_size=most_engines)
     )
     return Fleet(
         profile(*shapes), tuple(Engine(tp) for tp in degrees), sum(degrees) + draw(st.integers(0, 1))
     )
+
+
+@st.composite
+def arriving(draw: st.DrawFn, trace: Trace) -> Trace:
+    """The same requests, some of which arrive later; at times whose sums are exact in doubles."""
+    late = st.one_of(st.just(0.0), times_exactly(4, 400))
+    times = draw(st.lists(late, min_size=trace.n_requests, max_size=trace.n_requests))
+    return replace(trace, arrival_s=np.array(times))
 
 
 @st.composite

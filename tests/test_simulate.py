@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import affine_terms, exact_step_times, fleet_of, fleets, plans, profile, step_times, traces
+from strategies import (
+    affine_terms,
+    arriving,
+    exact_step_times,
+    fleet_of,
+    fleets,
+    plans,
+    profile,
+    step_times,
+    traces,
+)
 
 from tailopt.engine.profile import ShapeProfile
 from tailopt.engine.step_time import Affine, MaxAffine, Power
@@ -22,18 +32,30 @@ def assert_same_run(fast: Run, slow: Run, *, rtol: float) -> None:
         np.testing.assert_array_equal(getattr(fast, column), getattr(slow, column), err_msg=column)
     for column in ("start_s", "first_token_s", "finish_s"):
         np.testing.assert_allclose(getattr(fast, column), getattr(slow, column), rtol=rtol, err_msg=column)
-    for column in ("engine", "running", "kv_tokens"):
-        np.testing.assert_array_equal(getattr(fast.log, column), getattr(slow.log, column), err_msg=column)
-    np.testing.assert_allclose(fast.log.time_s, slow.log.time_s, rtol=rtol)
+    by_request = [np.lexsort((run.stays.start_s, run.stays.request)) for run in (fast, slow)]
+    for column in ("request", "engine", "start_s", "end_s"):
+        stays = [
+            getattr(run.stays, column)[order] for run, order in zip((fast, slow), by_request, strict=True)
+        ]
+        np.testing.assert_allclose(*stays, rtol=rtol, err_msg=f"stays {column}")
+    # the kernel logs the steps in which something happens, the reference all of them
+    keys = [run.log.engine * 10**9 + run.log.step for run in (fast, slow)]
+    at = np.searchsorted(keys[1], keys[0])
+    np.testing.assert_array_equal(keys[1][at], keys[0])
+    for column in ("running", "kv_tokens"):
+        logged = getattr(fast.log, column), getattr(slow.log, column)[at]
+        np.testing.assert_array_equal(*logged, err_msg=column)
+    np.testing.assert_allclose(fast.log.time_s, slow.log.time_s[at], rtol=rtol)
 
 
 @settings(max_examples=CASES)
 @given(st.data())
 def test_jumps_equal_steps_for_any_plan(data: st.DataObject) -> None:
-    """Shared queues, atomic groups, both limits, mixed shapes. Exact step times make ties true ties."""
+    """Shared queues, atomic groups, all limits, mixed shapes, arrivals; exact times make ties true ties."""
     trace = data.draw(traces())
     fleet = data.draw(fleets(trace, exact_step_times()))
     plan = data.draw(plans(trace, fleet))
+    trace = data.draw(arriving(trace))
     assert_same_run(simulate(trace, fleet, plan), simulate_reference(trace, fleet, plan), rtol=0)
 
 
@@ -42,7 +64,7 @@ def test_jumps_equal_steps_for_any_plan(data: st.DataObject) -> None:
 def test_jumps_equal_steps_for_any_step_time(data: st.DataObject) -> None:
     """Without a shared queue engines do not interact, so any step time will do."""
     trace = data.draw(traces())
-    fleet = data.draw(fleets(trace, step_times()))
+    fleet = data.draw(fleets(trace, step_times(), prefill_tokens_per_s=data.draw(st.floats(1, 1e4))))
     plan = data.draw(plans(trace, fleet, shared=False))
     assert_same_run(simulate(trace, fleet, plan), simulate_reference(trace, fleet, plan), rtol=1e-9)
 
@@ -51,7 +73,7 @@ def test_jumps_equal_steps_for_any_step_time(data: st.DataObject) -> None:
 def test_affine_closed_form(trace: Trace, terms: tuple[float, float, float]) -> None:
     """T = a max L + sum of b L + c (p L + L (L + 1) / 2), if all requests of an engine start together."""
     a, b, c = terms
-    p, length = trace.prompt_tokens, trace.output_tokens
+    p, length = trace.context_tokens, trace.output_tokens
     expected = a * length.max() + np.sum(b * length + c * (p * length + length * (length + 1) / 2))
     run = simulate(trace, fleet_of(Affine(a, b, c), 1), everything_on_one(trace))
     assert run.makespan_s == pytest.approx(expected, rel=1e-12)
@@ -96,6 +118,8 @@ def test_conservation(data: st.DataObject) -> None:
         assert (kv <= fleet.shape_of(e).kv_capacity_tokens).all()
         assert running[-1] == kv[-1] == 0
         assert run.engine_finish_s[e] == pytest.approx(time_s[-1])
+    assert (run.stays.start_s < run.stays.end_s).all()
+    np.testing.assert_array_equal(np.bincount(run.stays.request), run.preemptions + 1)
     assert 0 <= run.idle_share < 1
 
 
@@ -113,14 +137,52 @@ def test_relabelling_engines_changes_nothing(data: st.DataObject) -> None:
     np.testing.assert_array_equal(new[first.engine], second.engine)
 
 
-def test_preempted_request_waits_at_the_front_and_keeps_its_tokens() -> None:
-    """Two requests of 10 tokens in a cache of 13: after 6 steps together the later one has to go."""
-    trace = Trace.of([[10], [10]])
-    run = simulate(trace, fleet_of(Affine(1.0, 0.0), 1, kv_capacity_tokens=13), everything_on_one(trace))
+def small_engine(**limits: object) -> Fleet:
+    """One engine whose step takes a second, and a prompt token a quarter of one."""
+    known = {"token_budget": 100, "block_tokens": 1, "prefix_caching": False, "kv_capacity_tokens": 10**6}
+    shape = ShapeProfile(1, Affine(1.0, 0.0), 4.0, max_running=8, **(known | limits))
+    return Fleet(profile(shape), (Engine(1),), 1)
+
+
+def test_preempted_request_waits_at_the_front_and_computes_its_tokens_anew() -> None:
+    """Two requests of 1 + 10 tokens in a cache of 13: after 6 steps together the later one has to go."""
+    trace = Trace.of([[10], [10]], prompt_tokens=1)
+    run = simulate(trace, small_engine(kv_capacity_tokens=13), everything_on_one(trace))
     assert run.preemptions.tolist() == [0, 1]
-    assert run.finish_s.tolist() == [10, 14]  # 6 steps before, 4 after the first is done
-    assert run.log.time_s.tolist() == [0, 6, 10, 14]
-    assert run.log.kv_tokens.tolist() == [2, 7, 7, 0]
+    # the first goes on alone to 10; then the other has 1 + 6 tokens to compute, all but the last as prefill
+    assert run.finish_s.tolist() == [10, 10 + 6 / 4 + 4]
+    assert run.stays.request.tolist() == [0, 1, 1]
+    assert run.stays.start_s.tolist() == [0, 0, 10]
+    assert run.stays.end_s.tolist() == [10, 6, 15.5]
+    assert run.log.time_s.tolist() == [0, 1, 6, 7, 8, 10, 12.5, 15.5]
+    assert run.log.kv_tokens.tolist() == [2, 4, 7, 8, 9, 7, 8, 0]
+
+
+def test_prefill_is_chunked_and_shares_the_budget_with_decode() -> None:
+    """A budget of 8: prompts of 6 and 10 tokens take two steps; in the second, one request decodes."""
+    trace = Trace.of([[3], [2]], prompt_tokens=[6, 10])
+    run = simulate(trace, small_engine(token_budget=8), everything_on_one(trace))
+    # step 1: 6 + 2 tokens, one of them a token gained: 7 / 4 + 1; step 2: 1 + 7 of 8; step 3: the last one
+    assert run.first_token_s.tolist() == [2.75, 2.75 + (7 / 4 + 1) + 1]
+    assert run.finish_s.tolist() == [6.5, 7.5]
+
+
+def test_a_group_computes_the_full_blocks_of_its_prompt_once() -> None:
+    trace = Trace.of([[2, 2, 2]], prompt_tokens=11)
+    alone = simulate(trace, small_engine(block_tokens=4), everything_on_one(trace))
+    shared = simulate(trace, small_engine(block_tokens=4, prefix_caching=True), everything_on_one(trace))
+    assert alone.makespan_s == (33 - 3) / 4 + 2
+    assert shared.makespan_s == (33 - 16 - 3) / 4 + 2  # two samples find two blocks of four tokens
+    assert shared.log.kv_tokens.max() == 4 * (2 + 3 * 1)
+
+
+def test_requests_wait_for_their_arrival() -> None:
+    from dataclasses import replace
+
+    trace = replace(Trace.of([[4], [2], [1]], prompt_tokens=1), arrival_s=np.array([0.0, 1.5, 9.0]))
+    run = simulate(trace, small_engine(), everything_on_one(trace))
+    assert run.start_s.tolist() == [0, 2, 9]
+    assert run.finish_s.tolist() == [4, 4, 10]
 
 
 def test_shared_queue_is_pulled_by_whoever_has_room_first() -> None:
@@ -141,7 +203,7 @@ def test_an_atomic_unit_is_pulled_as_a_whole() -> None:
 
 def test_gpus_of_no_engine_are_idle() -> None:
     trace = Trace.of([[4], [2]])
-    shape = ShapeProfile(2, Affine(1.0, 0.0), 1e4, 1000, 8)
+    shape = ShapeProfile(2, Affine(1.0, 0.0), 1e300, 1000, 8)
     fleet = Fleet(profile(shape), (Engine(2), Engine(2)), gpus=5)
     run = simulate(trace, fleet, Plan.of_queues(fleet.engines, [[0], [1]]))
     assert run.makespan_s == 4
@@ -162,7 +224,7 @@ def test_a_large_context_stays_exact() -> None:
 
 
 def test_a_request_too_large_for_its_engine_is_refused() -> None:
-    trace = Trace.of([[10], [91]], prompt_tokens=10)
+    trace = Trace.of([[10], [92]], prompt_tokens=10)
     with pytest.raises(
         InputError, match=r"request 1 \(prompt '1'\) needs 101 KV tokens, its engine holds 100"
     ):
@@ -172,11 +234,3 @@ def test_a_request_too_large_for_its_engine_is_refused() -> None:
 def test_plan_for_another_batch_is_refused() -> None:
     with pytest.raises(InputError, match="has 3 requests, trace 'inline' has 1"):
         simulate(Trace.of([[10]]), fleet_of(Affine(1.0, 0.0), 1), Plan.of_queues([Engine(1)], [[0, 1, 2]]))
-
-
-def test_late_arrivals_are_refused() -> None:
-    from dataclasses import replace
-
-    late = replace(Trace.of([[10]]), arrival_s=np.array([1.0]))
-    with pytest.raises(InputError, match="arrive later than 0 s"):
-        simulate(late, fleet_of(Affine(1.0, 0.0), 1), everything_on_one(late))

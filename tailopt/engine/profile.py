@@ -23,6 +23,10 @@ class ShapeProfile:
         prefill_tokens_per_s: prompt tokens computed per second.
         kv_capacity_tokens: context tokens that fit into its KV cache.
         max_running: requests that it decodes together at most.
+        token_budget: tokens that one step computes at most, decoded and prompt ones together
+            (vLLM: ``max_num_batched_tokens``); at least ``max_running``.
+        block_tokens: tokens of one block of KV cache.
+        prefix_caching: whether requests of one prompt share the full blocks of it.
         fit: one line on how the numbers were derived and how far off the fit is.
     """
 
@@ -31,15 +35,24 @@ class ShapeProfile:
     prefill_tokens_per_s: float
     kv_capacity_tokens: int
     max_running: int
+    token_budget: int = 8192
+    block_tokens: int = 16
+    prefix_caching: bool = True
     fit: str = ""
 
     def __post_init__(self) -> None:
         for what, value in (("tp", self.tp), ("kv_capacity_tokens", self.kv_capacity_tokens),
-                            ("max_running", self.max_running)):  # fmt: skip
+                            ("max_running", self.max_running), ("token_budget", self.token_budget),
+                            ("block_tokens", self.block_tokens)):  # fmt: skip
             if value < 1 or int(value) != value:
                 raise InputError(
                     f"engine profile TP{self.tp}: {what}: expected a whole number from 1 on, got {value}"
                 )
+        if self.token_budget < self.max_running:
+            raise InputError(
+                f"engine profile TP{self.tp}: token_budget: expected at least max_running, {self.max_running}, "
+                f"got {self.token_budget}"
+            )
         if not 0 < self.prefill_tokens_per_s < float("inf"):
             raise InputError(
                 f"engine profile TP{self.tp}: prefill_tokens_per_s: expected a positive number, "

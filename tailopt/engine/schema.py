@@ -73,6 +73,9 @@ class ShapeModel(_Model):
     prefill_tokens_per_s: Annotated[float, Field(gt=0)]
     kv_capacity_tokens: Count
     max_running: Count
+    token_budget: Count = 8192
+    block_tokens: Count = 16
+    prefix_caching: bool = True
     fit: str = ""
     step_time: Annotated[AffineModel | PowerModel | MaxAffineModel | TableModel, Field(discriminator="kind")]
 

@@ -1,10 +1,10 @@
-"""What both simulators start from: checked numbers of the batch, and the shared queue cut into units."""
+"""What the kernel and the reference start from: a plan checked against batch and fleet, cut into queues."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from tailopt.arrays import Ints
+from tailopt.arrays import Floats, Ints
 from tailopt.errors import InputError
 from tailopt.plan import SHARED_QUEUE, Fleet, Plan
 from tailopt.trace import Trace
@@ -16,59 +16,64 @@ class Batch:
 
     Attributes:
         fleet: the fleet with the plan's own concurrency limits.
-        kv_capacity_tokens, max_running: ``[engines]``.
-        queue: each engine's own requests in admission order.
+        blocks: ``[m]`` KV blocks of each engine.
+        max_running: ``[m]`` concurrency limit of each engine.
+        shared_tokens: ``[n]`` leading tokens of each request whose blocks its group shares.
+        queue: each engine's own requests by arrival, then in the plan's order.
         shared_member: requests in the shared queue, unit by unit, in the order of service; a unit is one
             request, or a group if the plan is atomic.
         shared_start: ``[units + 1]`` where each unit starts in ``shared_member``.
+        shared_arrival_s: ``[units]`` when all requests of a unit have arrived, never falling.
     """
 
     fleet: Fleet
-    kv_capacity_tokens: Ints
+    blocks: Ints
     max_running: Ints
+    shared_tokens: Ints
     queue: list[Ints]
     shared_member: Ints
     shared_start: Ints
+    shared_arrival_s: Floats
 
 
 def prepare(trace: Trace, fleet: Fleet, plan: Plan) -> Batch:
     """Check that ``plan`` can be carried out on ``fleet`` and cut its queues.
 
-    Raises:
-        InputError: if the plan is for another number of requests, a request can never fit into the KV cache
-            of an engine it may run on, or requests arrive later than 0.
+    Raises: InputError: if the plan is for another number of requests, or a request can never fit into the
+    KV cache of an engine it may run on.
     """
     n = trace.n_requests
     if len(plan.engine_of) != n:
         raise InputError(f"plan: has {len(plan.engine_of)} requests, trace {trace.name!r} has {n}")
-    if trace.arrival_s.any():
-        raise InputError(
-            f"trace {trace.name!r}: requests arrive later than 0 s; expected one batch, all at 0 s"
-        )
     fleet = Fleet(fleet.profile, plan.engines, fleet.gpus)
-    engines = range(len(fleet.engines))
-    kv_capacity = np.array([fleet.shape_of(e).kv_capacity_tokens for e in engines], dtype=np.int64)
-    _check_fit(trace, plan, kv_capacity)
+    shapes = [fleet.shape_of(e) for e in range(len(fleet.engines))]
+    blocks = np.array([shape.kv_capacity_tokens // shape.block_tokens for shape in shapes], dtype=np.int64)
+    block_tokens = np.array([shape.block_tokens for shape in shapes], dtype=np.int64)
+    _check_fit(trace, plan, blocks * block_tokens)
 
-    owner = plan.engine_of[plan.order]
+    by_arrival = plan.order[np.argsort(trace.arrival_s[plan.order], kind="stable")]
+    owner = plan.engine_of[by_arrival]
     by_owner = np.split(
-        plan.order[np.argsort(owner, kind="stable")],
-        np.cumsum(np.bincount(owner - SHARED_QUEUE, minlength=len(fleet.engines) + 1))[:-1],
+        by_arrival[np.argsort(owner, kind="stable")],
+        np.cumsum(np.bincount(owner - SHARED_QUEUE, minlength=len(shapes) + 1))[:-1],
     )
-    shared_member, shared_start = _units(by_owner[0], trace.group if plan.atomic else None)
+    member, start, arrival_s = _units(by_owner[0], trace, atomic=plan.atomic)
     return Batch(
         fleet=fleet,
-        kv_capacity_tokens=kv_capacity,
-        max_running=np.array([fleet.max_running(e) for e in engines], dtype=np.int64),
+        blocks=blocks,
+        max_running=np.array([fleet.max_running(e) for e in range(len(shapes))], dtype=np.int64),
+        shared_tokens=_shared_tokens(trace, block_tokens),
         queue=by_owner[1:],
-        shared_member=shared_member,
-        shared_start=shared_start,
+        shared_member=member,
+        shared_start=start,
+        shared_arrival_s=arrival_s,
     )
 
 
-def _check_fit(trace: Trace, plan: Plan, kv_capacity: Ints) -> None:
-    need = trace.prompt_tokens + trace.output_tokens
-    room = np.where(plan.engine_of == SHARED_QUEUE, kv_capacity.min(), kv_capacity[plan.engine_of])
+def _check_fit(trace: Trace, plan: Plan, kv_tokens: Ints) -> None:
+    """The KV of a request's last token is never computed: prompt and output need one token less of cache."""
+    need = trace.context_tokens + trace.output_tokens - 1
+    room = np.where(plan.engine_of == SHARED_QUEUE, kv_tokens.min(), kv_tokens[plan.engine_of])
     if (need > room).any():
         request = int(np.argmax(need > room))
         raise InputError(
@@ -77,12 +82,36 @@ def _check_fit(trace: Trace, plan: Plan, kv_capacity: Ints) -> None:
         )
 
 
-def _units(requests: Ints, group: Ints | None) -> tuple[Ints, Ints]:
-    """Order the shared queue unit by unit and say where units start; a group stands where its first does."""
-    if group is None:
-        return requests, np.arange(len(requests) + 1)
-    _, first, unit = np.unique(group[requests], return_index=True, return_inverse=True)
-    place = first[unit]
-    by_unit = np.argsort(place, kind="stable")
-    starts = np.flatnonzero(np.diff(place[by_unit], prepend=-1))
-    return requests[by_unit], np.append(starts, len(requests))
+def _shared_tokens(trace: Trace, block_tokens: Ints) -> Ints:
+    """Tokens in the full blocks of a prompt that has other samples, its last token never among them.
+
+    A sample computes its prompt's last token, hence the block that ends with it, itself in any case. All
+    engines of a profile have blocks of one size in practice; where not, the largest counts.
+    """
+    block = int(block_tokens.max())
+    shared = (trace.context_tokens - 1) // block * block
+    group_size = np.bincount(trace.group)[trace.group]
+    return np.where(group_size > 1, _least_of_group(trace, shared), 0)
+
+
+def _least_of_group(trace: Trace, values: Ints) -> Ints:
+    least = np.full(int(trace.group.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(least, trace.group, values)
+    return least[trace.group]
+
+
+def _units(requests: Ints, trace: Trace, *, atomic: bool) -> tuple[Ints, Ints, Floats]:
+    """The shared queue unit by unit, where units start, and when they are there.
+
+    A group stands where its first request stands; a unit is there when its last request is.
+    """
+    if not atomic or not len(requests):
+        return requests, np.arange(len(requests) + 1), trace.arrival_s[requests]
+    _, first, unit = np.unique(trace.group[requests], return_index=True, return_inverse=True)
+    arrival_s = np.zeros(len(first))
+    np.maximum.at(arrival_s, unit, trace.arrival_s[requests])
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.lexsort((first, arrival_s))] = np.arange(len(first))
+    by_unit = np.argsort(rank[unit], kind="stable")
+    starts = np.flatnonzero(np.diff(rank[unit][by_unit], prepend=-1))
+    return requests[by_unit], np.append(starts, len(requests)), np.sort(arrival_s)

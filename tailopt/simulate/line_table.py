@@ -17,12 +17,14 @@ class LineTable:
         slope_s: ``[shapes, pieces]``.
         pieces: ``[shapes]`` how many pieces are in use.
         shape: ``[m]`` the shape of each engine.
+        degrees: ``[shapes]`` tensor-parallel degree of each shape.
     """
 
     base_s: Floats
     slope_s: Floats
     pieces: Ints
     shape: Ints
+    degrees: tuple[int, ...]
 
 
 def line_table(fleet: Fleet, n_max: int) -> LineTable:
@@ -35,4 +37,4 @@ def line_table(fleet: Fleet, n_max: int) -> LineTable:
     for i, line in enumerate(lines):
         base_s[i, :, : pieces[i]], slope_s[i, : pieces[i]] = line.base_s.T, line.slope_s
     shape = np.array([degrees.index(engine.tp) for engine in fleet.engines], dtype=np.int64)
-    return LineTable(base_s, slope_s, pieces, shape)
+    return LineTable(base_s, slope_s, pieces, shape, tuple(degrees))

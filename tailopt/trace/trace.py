@@ -133,6 +133,13 @@ class Trace:
         """Number of responses."""
         return len(self.output_tokens)
 
+    @cached_property
+    def context_tokens(self) -> Ints:
+        """``[n]`` tokens that an engine holds before the first one is generated: the prompt, at least one."""
+        tokens = np.maximum(self.prompt_tokens, 1)
+        tokens.flags.writeable = False
+        return tokens
+
     @property
     def n_prompts(self) -> int:
         """Number of distinct prompts."""
