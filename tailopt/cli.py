@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tailopt.plan import Fleet
+    from tailopt.run import Run
     from tailopt.trace import Trace
+    from tailopt.trace.transforms import Batch
 
 DEFAULT_TRACE = "gpqa-deepseek-reasoner"
 DEFAULT_ENGINE = "h100-llama-3.1-8b"
@@ -135,6 +137,10 @@ def compare(
     csv: Annotated[
         bool, typer.Option("--csv", help="One row per run to stdout instead of the table.")
     ] = False,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option("--perfetto", metavar="DIR", help="Timelines of the first batch, for ui.perfetto.dev."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Run policies on paired batches of a trace and compare them with the certified optimum."""
@@ -164,6 +170,7 @@ def compare(
                 seed=seed,
                 atomic=groups is Groups.ATOMIC,
                 progress=advance,
+                on_run=None if perfetto is None else _timelines(perfetto),
             )
         if json or csv:
             from tailopt.report.machine import to_csv, to_json
@@ -279,6 +286,23 @@ def _fleet(engine: str, shape: str | None, gpus: int | None) -> "Fleet":
             f"engine {profile.name!r}: needs at least {smallest} GPUs (TP{smallest}), got {gpus}"
         )
     return Fleet.of(profile, f"{gpus // smallest}xTP{smallest}", gpus)
+
+
+def _timelines(folder: Path) -> Callable[[int, str, str, "Batch", "Run"], None]:
+    """What writes the timeline of each run of the first batch into a folder, which is made if need be."""
+    from tailopt.errors import InputError
+    from tailopt.report.perfetto import file_name, write_perfetto
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--perfetto {folder}: cannot be made ({error.strerror})") from None
+
+    def write(index: int, policy: str, predictor: str, batch: "Batch", run: "Run") -> None:
+        if index == 0:
+            write_perfetto(run, batch.trace, folder / file_name(index, policy, predictor))
+
+    return write
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ from tailopt.oracle.solve import solve
 from tailopt.plan import Fleet, View
 from tailopt.policies import NamedPolicy, resolve_policy
 from tailopt.predict import NamedPredictor, resolve_predictor
+from tailopt.run import Run
 from tailopt.simulate import simulate
 from tailopt.trace import Trace
 from tailopt.trace.transforms import Batch, sample_batches
@@ -103,6 +104,7 @@ def compare(
     seed: int,
     atomic: bool,
     progress: Callable[[int, int], None] | None = None,
+    on_run: Callable[[int, str, str, Batch, Run], None] | None = None,
 ) -> Comparison:
     """Run every policy under every predictor on the same batches.
 
@@ -114,7 +116,8 @@ def compare(
         batches, prompts, samples: how many batches, groups of a batch, samples of a group.
         seed: of all that is drawn.
         atomic: whether the samples of a group must stay on one engine.
-        progress: called with the runs done and all runs to do.
+        progress: called with the batches done and all batches to do.
+        on_run: called with batch number, policy, predictor, batch and run of each run.
 
     Raises:
         InputError: if a policy or predictor is unknown or goes wrong, the trace is too small for the batches,
@@ -135,7 +138,7 @@ def compare(
     drawn = sample_batches(trace, batches=batches, prompts=prompts, samples=samples, seed=seed)
     rows, certificates = [], []
     for index, batch in enumerate(drawn):
-        outcomes = list(_run(batch, fleet, cells, atomic))
+        outcomes = list(_run(index, batch, fleet, cells, atomic, on_run))
         certificate = solve(Problem(batch.trace, fleet, atomic))
         bounds = {
             "lower_s": certificate.lower_s,
@@ -187,7 +190,14 @@ def _cells(
             )
 
 
-def _run(batch: Batch, fleet: Fleet, cells: Sequence[Cell], atomic: bool) -> Iterator[dict[str, object]]:
+def _run(
+    index: int,
+    batch: Batch,
+    fleet: Fleet,
+    cells: Sequence[Cell],
+    atomic: bool,
+    on_run: Callable[[int, str, str, Batch, Run], None] | None,
+) -> Iterator[dict[str, object]]:
     """What each cell makes of one batch."""
     predictors = {predictor.name: predictor for _, predictor in cells if predictor is not None}
     predicted: dict[str, Floats] = {name: predictor(batch) for name, predictor in predictors.items()}
@@ -195,9 +205,12 @@ def _run(batch: Batch, fleet: Fleet, cells: Sequence[Cell], atomic: bool) -> Ite
         tokens = None if predictor is None else predicted[predictor.name]
         plan = policy(View.at_start(batch.trace, fleet, tokens, atomic=atomic, seed=batch.seed))
         run = simulate(batch.trace, fleet, plan)
+        told = NO_PREDICTOR if predictor is None else predictor.name
+        if on_run is not None:
+            on_run(index, policy.name, told, batch, run)
         yield {
             "policy": policy.name,
-            "predictor": NO_PREDICTOR if predictor is None else predictor.name,
+            "predictor": told,
             "makespan_s": run.makespan_s,
             "idle_share": run.idle_share,
             "tokens_per_gpu_s": run.tokens_per_gpu_s,

@@ -50,8 +50,8 @@ class ShapeProfile:
                 )
         if self.token_budget < self.max_running:
             raise InputError(
-                f"engine profile TP{self.tp}: token_budget: expected at least max_running, {self.max_running}, "
-                f"got {self.token_budget}"
+                f"engine profile TP{self.tp}: token_budget: expected at least max_running, "
+                f"{self.max_running}, got {self.token_budget}"
             )
         if not 0 < self.prefill_tokens_per_s < float("inf"):
             raise InputError(

@@ -1,4 +1,4 @@
-r"""The simulator's kernel: the schedule of :mod:`tailopt.simulate.vllm_scheduler`, jumped from event to event.
+r"""The simulator's kernel: the schedule of :mod:`tailopt.simulate.vllm_scheduler`, from event to event.
 
 While nobody is in prefill, nobody can be admitted, nobody finishes and the KV blocks last, an engine decodes
 the same ``n`` requests step after step, and their context grows by ``n`` tokens a step. S such steps from

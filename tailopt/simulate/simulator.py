@@ -98,13 +98,17 @@ def _run(
 ) -> Run:
     log = log[np.lexsort((log["step"], log["engine"]))]
     stays = stays[np.lexsort((stays["request"], stays["engine"], stays["start_s"]))]
+    logged, stayed = (
+        ("engine", "step", "time_s", "running", "kv_tokens"),
+        ("request", "engine", "start_s", "end_s"),
+    )
     columns = ("engine", "start_s", "first_token_s", "finish_s", "preemptions")
     return Run(
         backend="simulated",
         fleet=batch.fleet,
         plan=plan,
         output_tokens=np.ascontiguousarray(requests["generated"]),
-        log=EngineLog(**{name: np.ascontiguousarray(log[name]) for name in kernel.LOG.names}),
-        stays=Stays(**{name: np.ascontiguousarray(stays[name]) for name in kernel.STAY.names}),
+        log=EngineLog(**{name: np.ascontiguousarray(log[name]) for name in logged}),
+        stays=Stays(**{name: np.ascontiguousarray(stays[name]) for name in stayed}),
         **{column: np.ascontiguousarray(requests[column]) for column in columns},
     )
