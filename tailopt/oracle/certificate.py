@@ -11,13 +11,16 @@ from tailopt.oracle.alone import AloneBound
 from tailopt.oracle.any_bound import AnyBound
 from tailopt.oracle.mixed import MixedBound
 from tailopt.oracle.partition import PartitionBound
+from tailopt.oracle.solver_bound import SolverBound
 from tailopt.oracle.staircase import StaircaseBound
 from tailopt.plan import Plan
 from tailopt.run import Run
 
 Status = Literal["optimal", "feasible"]
 
-BoundArgument = StaircaseBound | AloneBound | AnyBound | MixedBound | PartitionBound
+BoundArgument = (
+    StaircaseBound | AloneBound | AnyBound | MixedBound | PartitionBound | SolverBound
+)
 """What can prove a lower bound; each has a checker in :data:`tailopt.oracle.check.ARGUMENTS`."""
 
 OPTIMAL_GAP = 1e-9
@@ -74,8 +77,10 @@ class Certificate:
             started: when (:func:`time.perf_counter`).
             seed: of the search.
         """
-        argument = max(self.bound_argument, bound, key=lambda one: one.lower_s)
         upper_s = min(self.upper_s, run.makespan_s)
+        argument = self.bound_argument
+        if status_of(argument.lower_s, upper_s) != "optimal" and bound.lower_s > argument.lower_s:
+            argument = bound
         lower_s = min(argument.lower_s, upper_s)
         return Certificate(
             lower_s=lower_s,

@@ -14,6 +14,7 @@ summed step by step; any other is simulated by the reference.
   follows from the one before; (nested) fails at ``lower_s`` for every placement of leaders.
 - *staircase of shapes*: the same for each kind of engine, with prices between kinds;
 - *partition*: no way to deal the units to the engines has all least seconds below ``lower_s``;
+- *trusted*: a solver's word about an integer program that is the problem's, which is all that is verified;
 - *alone*: the step time is concave, and the unit alone takes ``lower_s``.
 - *any*: the longest request alone, or the dual multipliers, give ``lower_s`` when the sums of
   :mod:`tailopt.oracle.any_bound` are written out.
@@ -22,7 +23,6 @@ summed step by step; any other is simulated by the reference.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,10 +33,12 @@ from tailopt.oracle.any_bound import AnyBound
 from tailopt.oracle.certificate import Certificate
 from tailopt.oracle.check_mixed import check_mixed
 from tailopt.oracle.check_partition import check_partition
-from tailopt.oracle.check_parts import ULPS, all_below, area, require, require_rays, units_by_length
+from tailopt.oracle.check_parts import all_below, area, concave_rises, require, require_rays, units_by_length
+from tailopt.oracle.check_solver import check_solver
 from tailopt.oracle.mixed import MixedBound
 from tailopt.oracle.partition import PartitionBound
 from tailopt.oracle.problem import Problem
+from tailopt.oracle.solver_bound import SolverBound
 from tailopt.oracle.staircase import StaircaseBound
 from tailopt.plan import Fleet, Plan
 from tailopt.simulate.reference import simulate_reference
@@ -197,13 +199,12 @@ def _alone(bound: AloneBound, problem: Problem) -> tuple[Fraction, str]:
     shapes = {fleet.shape_of(e) for e in range(len(fleet.engines))}
     for shape in shapes:
         at = [Fraction(float(shape.step_time(n, 0))) for n in range(running[0] + 1)]
-        rises = [after - before for before, after in pairwise(at)]
         require(
             not isinstance(shape.step_time, MaxAffine) or len(shape.step_time.pieces) == 1,
             "a step time is no function f(n) + c K",
         )
         require(
-            all(later <= rise + ULPS * at[-1] for rise, later in pairwise(rises)),
+            concave_rises(at),
             "a step time is not concave",
         )
     return min(_exact_sum(shape.step_time(running, context)) for shape in shapes), "alone"
@@ -252,11 +253,17 @@ def _slope(step_time: StepTime) -> Fraction:
     return Fraction(float(step_time.lines(1).slope_s.min()))
 
 
+def _solver(bound: SolverBound, problem: Problem) -> tuple[Fraction, str]:
+    known_s, _ = ARGUMENTS[type(bound.known)](bound.known, problem)
+    return check_solver(bound, known_s, problem)
+
+
 ARGUMENTS: dict[type, Callable[[Any, Problem], tuple[Fraction, str]]] = {
     StaircaseBound: _staircase,
     AloneBound: _alone,
     AnyBound: check_any,
     MixedBound: check_mixed,
     PartitionBound: check_partition,
+    SolverBound: _solver,
 }
 """For each kind of argument, the function that computes what it proves, and names what was verified."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailopt.engine.step_time import MaxAffine
-from tailopt.oracle.check_parts import ULPS, all_below, area, require, require_rays, units_by_length
+from tailopt.oracle.check_parts import all_below, area, concave_rises, require, require_rays, units_by_length
 from tailopt.oracle.kinds import Kind, KindTerms, kinds_of
 from tailopt.oracle.partition import PartitionBound
 from tailopt.oracle.problem import Problem
@@ -89,7 +89,7 @@ def _together(kind: Kind, held: _Sets) -> tuple[Whole, int] | None:
     rises = [after - before for before, after in pairwise(f)]
     if isinstance(tau, MaxAffine) and len(tau.pieces) > 1:
         return None
-    if any(later > rise + ULPS * f[-1] for rise, later in pairwise(rises)):
+    if not concave_rises(f):
         return None
     c = Fraction(float(tau.lines(1).slope_s[0]))
     scale = max(value.denominator for value in (*rises, c))

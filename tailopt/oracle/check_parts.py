@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,6 +20,12 @@ def require(holds: bool, complaint: str) -> None:
     """Raise InputError with the complaint unless a step of a proof holds."""
     if not holds:
         raise InputError(f"certificate: {complaint}")
+
+
+def concave_rises(seconds: Sequence[Fraction]) -> bool:
+    """Whether the differences of step times for 0, 1, ... requests never rise, up to rounding."""
+    rises = [after - before for before, after in pairwise(seconds)]
+    return all(later <= rise + ULPS * seconds[-1] for rise, later in pairwise(rises))
 
 
 def area(prompt: int, output: int) -> Fraction:
@@ -70,16 +77,21 @@ def all_below(minorant: Minorant, shapes: list[ShapeProfile]) -> bool:
     """Whether a, b, c >= 0 and the function lies below all step times for n = 1 .. n_max and K >= 0."""
     if min(minorant.a_s, minorant.b_s, minorant.c_s) < 0:
         return False
+    a, b, c = Fraction(minorant.a_s), Fraction(minorant.b_s), Fraction(minorant.c_s)
     return all(
-        _below(minorant, shape.step_time, n) for shape in set(shapes) for n in range(1, minorant.n_max + 1)
+        line_below(a + b * n, c, shape.step_time, n)
+        for shape in set(shapes)
+        for n in range(1, minorant.n_max + 1)
     )
 
 
-def _below(minorant: Minorant, step_time: StepTime, n: int) -> bool:
-    """For one n a step time is convex in K: a line between the contexts tried, and beyond the last one."""
+def line_below(flat: Fraction, slope: Fraction, step_time: StepTime, n: int) -> bool:
+    """Whether ``flat + slope K`` is below the step time of n requests for all K >= 0.
+
+    For one n a step time is convex in K: a line between the contexts tried, and beyond the last one.
+    """
     contexts = [0.0, *_crossings(step_time, n)]
     seconds = [Fraction(float(one)) for one in step_time(n, np.array(contexts))]
-    flat, slope = Fraction(minorant.a_s) + Fraction(minorant.b_s) * n, Fraction(minorant.c_s)
     steepest = Fraction(float(step_time.lines(1).slope_s.max()))
     return slope <= steepest and all(
         flat + slope * Fraction(context) <= one for context, one in zip(contexts, seconds, strict=True)

@@ -17,6 +17,9 @@ Method = Callable[..., Certificate]
 METHODS = {
     "staircase": "tailopt.oracle.bound_and_fill",
     "dp": "tailopt.oracle.dp",
+    "cpsat": "tailopt.oracle.cpsat",
+    "highs": "tailopt.oracle.ilp",
+    "scip": "tailopt.oracle.ilp",
 }
 """Name of each method, which is that of its function, and the module that holds it, imported when used."""
 

@@ -37,16 +37,17 @@ survives of its blocks if it names the same ``sequence``.
 
 What follows, unless ``long_prefill_tokens`` is set: at most one running request is in the middle of its
 prefill, it is the last in running order, and decodes never wait for budget; so nobody is admitted beside it
-before its prefill is complete, and copies of the same contents exist only of blocks that end with the last
-token of a row.
+before its prefill is complete, and the only contents of which several copies exist are the last block of a
+shared prompt that ends with that block: each request with just this prompt computes its own.
 
 Scope: one full-attention KV cache group, decoder-only, forced output lengths, asynchronous scheduling off,
 no speculative decoding, no LoRA, no KV connector, pipeline degree 1, ``max_num_active_seqs`` and
 ``long_prefill_token_threshold_adaptive`` unset. Within it no difference to vLLM 0.32.0 is known, except
-where vLLM would wait forever: a request that outgrows the whole cache is an :class:`InputError` here. Two
-choices of vLLM that might look like mistakes are kept: a request preempted in the step in which it was
-already scheduled leaves blocks findable that were never computed; and a waiting request is judged by the
-tokens it has, so it can be admitted into a cache in which it soon preempts.
+that a request which outgrows the whole cache is an :class:`InputError` here, where vLLM waits for ever (its
+own start-up check of ``max_model_len`` keeps such requests away). Two things that vLLM does and that look
+like mistakes are kept. With ``long_prefill_tokens`` and priorities, a request preempted in the step in which
+it was already scheduled leaves blocks findable that were never computed. And with ``long_prefill_tokens``
+but without ``reserve_full_prompt``, two requests in prefill can preempt each other for ever.
 """
 
 import bisect
