@@ -6,6 +6,7 @@
 ``engine.toml``       the engine profile (:mod:`tailopt.engine.catalogue`)
 ``requests.parquet``  one row per request
 ``log.parquet``       one row per event of an engine
+``stays.parquet``     one row per time that a request ran on an engine
 ====================  ========================================================
 """
 
@@ -22,7 +23,7 @@ from tailopt.engine.catalogue import read_profile, write_profile
 from tailopt.errors import InputError
 from tailopt.plan import Engine, Fleet
 from tailopt.plan_file import EngineModel, first_error, read_plan, write_plan
-from tailopt.run import EngineLog, Run
+from tailopt.run import EngineLog, Run, Stays
 
 REQUEST_COLUMNS = {
     "engine": pl.Int64,
@@ -32,7 +33,14 @@ REQUEST_COLUMNS = {
     "output_tokens": pl.Int64,
     "preemptions": pl.Int64,
 }
-LOG_COLUMNS = {"engine": pl.Int64, "time_s": pl.Float64, "running": pl.Int64, "kv_tokens": pl.Int64}
+LOG_COLUMNS = {
+    "engine": pl.Int64,
+    "step": pl.Int64,
+    "time_s": pl.Float64,
+    "running": pl.Int64,
+    "kv_tokens": pl.Int64,
+}
+STAY_COLUMNS = {"request": pl.Int64, "engine": pl.Int64, "start_s": pl.Float64, "end_s": pl.Float64}
 
 
 class RunModel(BaseModel):
@@ -88,9 +96,10 @@ def _write_files(run: Run, folder: Path) -> None:
     write_profile(run.fleet.profile, folder / "engine.toml")
     _table(run, REQUEST_COLUMNS).write_parquet(folder / "requests.parquet")
     _table(run.log, LOG_COLUMNS).write_parquet(folder / "log.parquet")
+    _table(run.stays, STAY_COLUMNS).write_parquet(folder / "stays.parquet")
 
 
-def _table(source: Run | EngineLog, columns: dict[str, Any]) -> pl.DataFrame:
+def _table(source: Run | EngineLog | Stays, columns: dict[str, Any]) -> pl.DataFrame:
     return pl.DataFrame({name: getattr(source, name) for name in columns}, schema=columns)
 
 
@@ -112,10 +121,15 @@ def read_run(folder: str | Path) -> Run:
     n = len(plan.engine_of)
     requests = _read_table(folder / "requests.parquet", REQUEST_COLUMNS, n)
     log = _read_table(folder / "log.parquet", LOG_COLUMNS, None)
-    for file, table in (("requests", requests), ("log", log)):
+    stays = _read_table(folder / "stays.parquet", STAY_COLUMNS, None)
+    if (stays["request"] >= n).any():
+        raise InputError(f"{folder / 'stays'}.parquet: request: expected 0 to {n - 1}")
+    for file, table in (("requests", requests), ("log", log), ("stays", stays)):
         if (table["engine"] >= len(engines)).any():
             raise InputError(f"{folder / file}.parquet: engine: expected 0 to {len(engines) - 1}")
-    return Run(backend=model.backend, fleet=fleet, plan=plan, log=EngineLog(**log), **requests)
+    return Run(
+        backend=model.backend, fleet=fleet, plan=plan, log=EngineLog(**log), stays=Stays(**stays), **requests
+    )
 
 
 def _read_model(path: Path) -> RunModel:

@@ -16,7 +16,7 @@ from tailopt.engine.schema import to_toml
 from tailopt.errors import InputError
 from tailopt.plan import Fleet, View
 from tailopt.policies import POLICIES, resolve_policy
-from tailopt.run import EngineLog, Run
+from tailopt.run import EngineLog, Run, Stays
 from tailopt.run_file import read_run, write_run
 from tailopt.simulate import simulate
 from tailopt.trace import Trace
@@ -36,8 +36,9 @@ def assert_equal(one: Run, other: Run) -> None:
     )
     assert np.array_equal(one.plan.engine_of, other.plan.engine_of)
     assert np.array_equal(one.plan.order, other.plan.order)
-    arrays = [(one, other, field.name) for field in fields(Run)[3:] if field.name != "log"]
+    arrays = [(one, other, field.name) for field in fields(Run)[3:] if field.name not in ("log", "stays")]
     arrays += [(one.log, other.log, field.name) for field in fields(EngineLog)]
+    arrays += [(one.stays, other.stays, field.name) for field in fields(Stays)]
     for left, right, name in arrays:
         assert getattr(left, name).dtype == getattr(right, name).dtype, name
         assert np.array_equal(getattr(left, name), getattr(right, name)), name
@@ -83,7 +84,9 @@ def test_nothing_is_overwritten_or_left_half_done(folder):
     assert [path.name for path in folder.parent.iterdir()] == ["run"]
 
 
-@pytest.mark.parametrize("name", ["run.json", "plan.json", "engine.toml", "requests.parquet", "log.parquet"])
+@pytest.mark.parametrize(
+    "name", ["run.json", "plan.json", "engine.toml", "requests.parquet", "log.parquet", "stays.parquet"]
+)
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00 nonsense", b"{}"])
 def test_missing_or_broken_files_are_one_line_that_names_them(folder, name, content):
     (folder / name).unlink()

@@ -18,9 +18,7 @@ from tailopt.run import Run
 
 Status = Literal["optimal", "feasible"]
 
-BoundArgument = (
-    StaircaseBound | AloneBound | AnyBound | MixedBound | PartitionBound | SolverBound
-)
+BoundArgument = StaircaseBound | AloneBound | AnyBound | MixedBound | PartitionBound | SolverBound
 """What can prove a lower bound; each has a checker in :data:`tailopt.oracle.check.ARGUMENTS`."""
 
 OPTIMAL_GAP = 1e-9
