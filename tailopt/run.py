@@ -32,7 +32,7 @@ class EngineLog:
 
 @dataclass(frozen=True, eq=False)
 class Stays:
-    """When each request ran where; a preempted one has several stays. By start, then by engine.
+    """When each request ran where; a preempted one has several stays. In no particular order.
 
     Attributes:
         request, engine: ``[k]`` who and where.

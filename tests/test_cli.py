@@ -329,7 +329,7 @@ def test_an_engine_too_small_for_one_request(cli, tmp_path):
         "[[shape]]\ntp = 1\nprefill_tokens_per_s = 1000\nkv_capacity_tokens = 2000\nmax_running = 8\n"
         'fit = "x"\nstep_time = { kind = "affine", a_s = 0.01, b_s = 0.001, c_s = 0.0 }\n'
     )
-    is_one_line(cli("compare", "--engine", str(tmp_path / "small.toml")), "KV tokens", "2000", "request")
+    is_one_line(cli("compare", "--engine", str(tmp_path / "small.toml")), "KV cache", "2000", "request")
 
 
 def test_a_broken_engine_file(cli, tmp_path):

@@ -226,7 +226,7 @@ def test_a_large_context_stays_exact() -> None:
 def test_a_request_too_large_for_its_engine_is_refused() -> None:
     trace = Trace.of([[10], [92]], prompt_tokens=10)
     with pytest.raises(
-        InputError, match=r"request 1 \(prompt '1'\) needs 101 KV tokens, its engine holds 100"
+        InputError, match=r"request 1 \(prompt '1'\) needs 101 tokens of KV cache, engine 0 .* holds 100"
     ):
         simulate(trace, fleet_of(Affine(1.0, 0.0), 1, kv_capacity_tokens=100), everything_on_one(trace))
 

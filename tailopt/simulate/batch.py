@@ -49,7 +49,7 @@ def prepare(trace: Trace, fleet: Fleet, plan: Plan) -> Batch:
     shapes = [fleet.shape_of(e) for e in range(len(fleet.engines))]
     blocks = np.array([shape.kv_capacity_tokens // shape.block_tokens for shape in shapes], dtype=np.int64)
     block_tokens = np.array([shape.block_tokens for shape in shapes], dtype=np.int64)
-    _check_fit(trace, plan, blocks * block_tokens)
+    _check_fit(trace, plan, fleet, blocks * block_tokens)
 
     by_arrival = plan.order[np.argsort(trace.arrival_s[plan.order], kind="stable")]
     owner = plan.engine_of[by_arrival]
@@ -70,15 +70,18 @@ def prepare(trace: Trace, fleet: Fleet, plan: Plan) -> Batch:
     )
 
 
-def _check_fit(trace: Trace, plan: Plan, kv_tokens: Ints) -> None:
+def _check_fit(trace: Trace, plan: Plan, fleet: Fleet, kv_tokens: Ints) -> None:
     """The KV of a request's last token is never computed: prompt and output need one token less of cache."""
     need = trace.context_tokens + trace.output_tokens - 1
-    room = np.where(plan.engine_of == SHARED_QUEUE, kv_tokens.min(), kv_tokens[plan.engine_of])
-    if (need > room).any():
-        request = int(np.argmax(need > room))
+    runs_on = np.where(plan.engine_of == SHARED_QUEUE, np.argmin(kv_tokens), plan.engine_of)
+    too_large = need > kv_tokens[runs_on]
+    if too_large.any():
+        request = int(np.argmax(too_large))
+        engine = int(runs_on[request])
         raise InputError(
             f"request {request} (prompt {trace.prompt_ids[trace.prompt[request]]!r}) needs "
-            f"{need[request]} KV tokens, its engine holds {room[request]}"
+            f"{need[request]} tokens of KV cache, engine {engine} (TP{fleet.engines[engine].tp} of "
+            f"{fleet.profile.name}) holds {kv_tokens[engine]}; give it more GPUs, or shorter responses"
         )
 
 

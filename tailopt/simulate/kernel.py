@@ -325,12 +325,12 @@ def steps_ahead(requests: Records, engine: Record, heap: Ints, phase: Ints) -> i
 @njit(cache=True)
 def blocks_taken(engine: Record, phase: Ints, steps: int) -> int:
     """Blocks that the requests in decode take in so many steps: one each when their tokens fill the last."""
-    size, taken = engine.block_tokens, 0
-    for offset in range(size):
-        if phase[offset] > 0:
-            first = (-(offset + engine.step)) % size  # steps until it takes one
-            if steps > first:
-                taken += phase[offset] * ((steps - 1 - first) // size + 1)
+    size = engine.block_tokens
+    taken = engine.decoding * (steps // size)
+    offset = (-engine.step) % size  # of those that take one at once; each step later, of the next lower offset
+    for _ in range(steps % size):
+        taken += phase[offset]
+        offset = offset - 1 if offset > 0 else size - 1
     return int(taken)
 
 

@@ -159,7 +159,6 @@ def simulate_reference(trace: Trace, fleet: Fleet, plan: Plan) -> Run:
                 engine.time_s = next_s
 
     log.sort(key=lambda event: event[:2])
-    stays.sort(key=lambda stay: (stay[2], stay[1], stay[0]))
     return Run(
         backend="simulated, step by step",
         fleet=batch.fleet,

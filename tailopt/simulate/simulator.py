@@ -96,8 +96,7 @@ def _engines(batch: Batch, lines: LineTable) -> kernel.Records:
 def _run(
     batch: Batch, plan: Plan, requests: kernel.Records, log: kernel.Records, stays: kernel.Records
 ) -> Run:
-    log = log[np.lexsort((log["step"], log["engine"]))]
-    stays = stays[np.lexsort((stays["request"], stays["engine"], stays["start_s"]))]
+    log = log[np.argsort(log["engine"], kind="stable")]
     logged, stayed = (
         ("engine", "step", "time_s", "running", "kv_tokens"),
         ("request", "engine", "start_s", "end_s"),

@@ -84,8 +84,9 @@ class Trace:
         self._check_rows(at)
 
     def _check_rows(self, at: str) -> None:
-        present = np.unique(self.prompt)
-        if present[-1] != len(present) - 1 or len(self.prompt_ids) != len(present):
+        expected = len(self.prompt_ids)
+        dense = int(self.prompt.max()) == expected - 1 and np.bincount(self.prompt, minlength=1).all()
+        if not dense:
             raise InputError(
                 f"{at}prompt: expected dense ids 0..{len(self.prompt_ids) - 1}, one per entry of prompt_ids"
             )
