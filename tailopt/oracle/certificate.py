@@ -9,6 +9,7 @@ import numpy as np
 from tailopt.errors import InputError
 from tailopt.oracle.alone import AloneBound
 from tailopt.oracle.any_bound import AnyBound
+from tailopt.oracle.lagrangian import PricedBound
 from tailopt.oracle.mixed import MixedBound
 from tailopt.oracle.partition import PartitionBound
 from tailopt.oracle.solver_bound import SolverBound
@@ -19,7 +20,7 @@ from tailopt.run import Run
 Status = Literal["optimal", "feasible"]
 
 BoundArgument = (
-    StaircaseBound | AloneBound | AnyBound | MixedBound | PartitionBound | SolverBound
+    StaircaseBound | AloneBound | AnyBound | MixedBound | PartitionBound | PricedBound | SolverBound
 )
 """What can prove a lower bound; each has a checker in :data:`tailopt.oracle.check.ARGUMENTS`."""
 

@@ -13,6 +13,7 @@ summed step by step; any other is simulated by the reference.
   limit, at no context, at the crossings of the step time's pieces, and in slope; each concurrency limit
   follows from the one before; (nested) fails at ``lower_s`` for every placement of leaders.
 - *staircase of shapes*: the same for each kind of engine, with prices between kinds;
+- *prices*: engines done by ``lower_s`` cannot pay the prices of all requests, whoever leads them;
 - *partition*: no way to deal the units to the engines has all least seconds below ``lower_s``;
 - *trusted*: a solver's word about an integer program that is the problem's, which is all that is verified;
 - *alone*: the step time is concave, and the unit alone takes ``lower_s``.
@@ -31,10 +32,12 @@ from tailopt.engine.step_time import MaxAffine, StepTime
 from tailopt.oracle.alone import AloneBound
 from tailopt.oracle.any_bound import AnyBound
 from tailopt.oracle.certificate import Certificate
+from tailopt.oracle.check_general import check_priced
 from tailopt.oracle.check_mixed import check_mixed
 from tailopt.oracle.check_partition import check_partition
 from tailopt.oracle.check_parts import all_below, area, concave_rises, require, require_rays, units_by_length
 from tailopt.oracle.check_solver import check_solver
+from tailopt.oracle.lagrangian import PricedBound
 from tailopt.oracle.mixed import MixedBound
 from tailopt.oracle.partition import PartitionBound
 from tailopt.oracle.problem import Problem
@@ -265,5 +268,6 @@ ARGUMENTS: dict[type, Callable[[Any, Problem], tuple[Fraction, str]]] = {
     MixedBound: check_mixed,
     PartitionBound: check_partition,
     SolverBound: _solver,
+    PricedBound: check_priced,
 }
 """For each kind of argument, the function that computes what it proves, and names what was verified."""

@@ -16,6 +16,7 @@ Method = Callable[..., Certificate]
 
 METHODS = {
     "staircase": "tailopt.oracle.bound_and_fill",
+    "lagrangian": "tailopt.oracle.lagrangian_solve",
     "dp": "tailopt.oracle.dp",
     "cpsat": "tailopt.oracle.cpsat",
     "highs": "tailopt.oracle.ilp",
