@@ -178,7 +178,7 @@ CROWDED = Problem(
 
 
 def test_certificate_of_a_crowded_batch() -> None:
-    certificate = solve(CROWDED)
+    certificate = solve(CROWDED, method="staircase")
     assert certificate.status == "feasible"
     assert 0 < certificate.gap < 0.2
     assert check(certificate, CROWDED).argument in {"staircase", "linear program"}
@@ -199,7 +199,7 @@ def on_one_engine(certificate: Certificate) -> Plan:
     ],
 )
 def test_checker_refuses_a_changed_certificate(change, complaint: str) -> None:
-    certificate = solve(CROWDED)
+    certificate = solve(CROWDED, method="staircase")
     with pytest.raises(InputError, match=complaint):
         check(replace(certificate, **change(certificate)), CROWDED)
 
@@ -221,7 +221,7 @@ STAIRCASE = Problem(Trace.of([[300], [250], [90], [80], [70], [60]]), fleet_of(A
     ],
 )  # fmt: skip
 def test_checker_refuses_a_changed_staircase_argument(change, complaint: str) -> None:
-    certificate = solve(STAIRCASE)
+    certificate = solve(STAIRCASE, method="staircase")
     assert isinstance(certificate.bound_argument, StaircaseBound)
     with pytest.raises(InputError, match=complaint):
         check(replace(certificate, bound_argument=change(certificate.bound_argument)), STAIRCASE)

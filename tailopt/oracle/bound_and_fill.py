@@ -18,6 +18,7 @@ from tailopt.oracle.any_bound import lower_any_s
 from tailopt.oracle.certificate import BoundArgument, Certificate, status_of
 from tailopt.oracle.filling import filling_by_bisection, soonest
 from tailopt.oracle.mixed import mixed_bound
+from tailopt.oracle.mixed_filling import mixed_filling
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.staircase import best_filling, staircase_bound
 from tailopt.oracle.units import Units, lines_of, units_of
@@ -41,9 +42,9 @@ def staircase(problem: Problem, *, time_limit_s: float | None = None, seed: int 
     for share in shares:
         if status_of(bound.lower_s, run.makespan_s) == "optimal":
             break
-        engine_of_unit = _filling(problem, units, bound.lower_s, share)
-        other = simulate(problem.trace, problem.fleet, plan_of(problem, units, engine_of_unit))
-        run = min(run, other, key=lambda found: found.makespan_s)
+        for engine_of_unit in _fillings(problem, units, bound.lower_s, share):
+            other = simulate(problem.trace, problem.fleet, plan_of(problem, units, engine_of_unit))
+            run = min(run, other, key=lambda found: found.makespan_s)
     return Certificate(
         lower_s=min(bound.lower_s, run.makespan_s),
         upper_s=run.makespan_s,
@@ -67,22 +68,28 @@ def quick_bound(problem: Problem, units: Units, within_s: float) -> BoundArgumen
     return max((bound for bound in bounds if bound is not None), key=lambda bound: bound.lower_s)
 
 
-def _filling(problem: Problem, units: Units, lower_s: float, kv_share: float) -> Ints:
-    """``[u]`` engine of each unit in a filling that counts on a share of the KV cache."""
+def _fillings(problem: Problem, units: Units, lower_s: float, kv_share: float) -> list[Ints]:
+    """``[u]`` engine of each unit in fillings that count on a share of the KV cache."""
     fleet = problem.fleet
     step_time = fleet.shape_of(0).step_time
     if fleet.identical and isinstance(step_time, Affine):
-        return best_filling(
-            units.longest.astype(np.float64),
-            units.tokens.astype(np.float64),
-            units.context.astype(np.float64),
-            np.array([step_time.a_s, step_time.b_s, step_time.c_s]),
-            np.array([units.max_running, kv_share * units.kv_capacity_tokens]),
-            len(fleet.engines),
-            lower_s,
-            TOLERANCE,
-        )
-    return filling_by_bisection(problem, units, lower_s, TOLERANCE, kv_share)
+        return [
+            best_filling(
+                units.longest.astype(np.float64),
+                units.tokens.astype(np.float64),
+                units.context.astype(np.float64),
+                np.array([step_time.a_s, step_time.b_s, step_time.c_s]),
+                np.array([units.max_running, kv_share * units.kv_capacity_tokens]),
+                len(fleet.engines),
+                lower_s,
+                TOLERANCE,
+            )
+        ]
+    found = [filling_by_bisection(problem, units, lower_s, TOLERANCE, kv_share)]
+    if all(isinstance(fleet.shape_of(e).step_time, Affine) for e in range(len(fleet.engines))):
+        in_order = mixed_filling(problem, units, lower_s, TOLERANCE, kv_share)
+        found += [] if in_order is None else [in_order]
+    return found
 
 
 def plan_of(problem: Problem, units: Units, engine_of_unit: Ints) -> Plan:

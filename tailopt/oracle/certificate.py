@@ -9,8 +9,10 @@ import numpy as np
 from tailopt.errors import InputError
 from tailopt.oracle.alone import AloneBound
 from tailopt.oracle.any_bound import AnyBound
+from tailopt.oracle.lagrangian import PricedBound
 from tailopt.oracle.mixed import MixedBound
 from tailopt.oracle.partition import PartitionBound
+from tailopt.oracle.search_bound import SearchBound
 from tailopt.oracle.solver_bound import SolverBound
 from tailopt.oracle.staircase import StaircaseBound
 from tailopt.plan import Plan
@@ -18,7 +20,16 @@ from tailopt.run import Run
 
 Status = Literal["optimal", "feasible"]
 
-BoundArgument = StaircaseBound | AloneBound | AnyBound | MixedBound | PartitionBound | SolverBound
+BoundArgument = (
+    StaircaseBound
+    | SearchBound
+    | AloneBound
+    | AnyBound
+    | MixedBound
+    | PartitionBound
+    | PricedBound
+    | SolverBound
+)
 """What can prove a lower bound; each has a checker in :data:`tailopt.oracle.check.ARGUMENTS`."""
 
 OPTIMAL_GAP = 1e-9

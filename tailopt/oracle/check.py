@@ -12,7 +12,9 @@ summed step by step; any other is simulated by the reference.
 - *staircase*: the affine function lies below every step time in use, for each concurrency from 1 up to the
   limit, at no context, at the crossings of the step time's pieces, and in slope; each concurrency limit
   follows from the one before; (nested) fails at ``lower_s`` for every placement of leaders.
+- *search*: at ``lower_s``, breadth first, every state that (room) leaves open has none after it;
 - *staircase of shapes*: the same for each kind of engine, with prices between kinds;
+- *prices*: engines done by ``lower_s`` cannot pay the prices of all requests, whoever leads them;
 - *partition*: no way to deal the units to the engines has all least seconds below ``lower_s``;
 - *trusted*: a solver's word about an integer program that is the problem's, which is all that is verified;
 - *alone*: the step time is concave, and the unit alone takes ``lower_s``.
@@ -31,13 +33,17 @@ from tailopt.engine.step_time import MaxAffine, StepTime
 from tailopt.oracle.alone import AloneBound
 from tailopt.oracle.any_bound import AnyBound
 from tailopt.oracle.certificate import Certificate
+from tailopt.oracle.check_general import check_priced
 from tailopt.oracle.check_mixed import check_mixed
 from tailopt.oracle.check_partition import check_partition
-from tailopt.oracle.check_parts import all_below, area, concave_rises, require, require_rays, units_by_length
+from tailopt.oracle.check_parts import area, concave_rises, require, staircase_items
+from tailopt.oracle.check_search import check_search
 from tailopt.oracle.check_solver import check_solver
+from tailopt.oracle.lagrangian import PricedBound
 from tailopt.oracle.mixed import MixedBound
 from tailopt.oracle.partition import PartitionBound
 from tailopt.oracle.problem import Problem
+from tailopt.oracle.search_bound import SearchBound
 from tailopt.oracle.solver_bound import SolverBound
 from tailopt.oracle.staircase import StaircaseBound
 from tailopt.plan import Fleet, Plan
@@ -136,37 +142,11 @@ def _exact_sum(seconds: Iterable[float]) -> Fraction:
 
 
 def _staircase(bound: StaircaseBound, problem: Problem) -> tuple[Fraction, str]:
-    trace, fleet = problem.trace, problem.fleet
-    engines = range(len(fleet.engines))
-    shapes = [fleet.shape_of(e) for e in engines]
-    slots = max(fleet.max_running(e) for e in engines)
-    cache = max(shape.kv_capacity_tokens for shape in shapes)
-    length = [Fraction(int(tokens)) for tokens in trace.output_tokens]
-    areas = [
-        area(int(p), int(tokens)) for p, tokens in zip(trace.prompt_tokens, trace.output_tokens, strict=True)
-    ]
-
-    require_rays(bound.rays, bound.minorant.n_max, bound.within_s, slots, shapes, problem)
-    require(all_below(bound.minorant, shapes), "the affine function is not below the step times")
-
-    a, b, c = (Fraction(term) for term in (bound.minorant.a_s, bound.minorant.b_s, bound.minorant.c_s))
-    u, v, x = (Fraction(weight) for weight in bound.weights)
-    require(min(u, v, x) >= 0 and u + v + x <= 1, "the weights are not convex")
-    items = sorted(
-        (
-            (
-                max(length[i] for i in members),
-                sum(
-                    ((b + a * v / slots) * length[i] + (c + a * x / cache) * areas[i] for i in members),
-                    Fraction(0),
-                ),
-            )
-            for members in units_by_length(problem)
-        ),
-        reverse=True,
-    )
+    items, a = staircase_items(bound, problem)
     lower_s = Fraction(bound.lower_s)
-    require(_refuted(items, a * u, len(fleet.engines), lower_s), f"a plan may be done by {bound.lower_s} s")
+    require(
+        _refuted(items, a, len(problem.fleet.engines), lower_s), f"a plan may be done by {bound.lower_s} s"
+    )
     return min(lower_s, Fraction(bound.within_s)), "staircase"
 
 
@@ -260,10 +240,12 @@ def _solver(bound: SolverBound, problem: Problem) -> tuple[Fraction, str]:
 
 ARGUMENTS: dict[type, Callable[[Any, Problem], tuple[Fraction, str]]] = {
     StaircaseBound: _staircase,
+    SearchBound: check_search,
     AloneBound: _alone,
     AnyBound: check_any,
     MixedBound: check_mixed,
     PartitionBound: check_partition,
     SolverBound: _solver,
+    PricedBound: check_priced,
 }
 """For each kind of argument, the function that computes what it proves, and names what was verified."""

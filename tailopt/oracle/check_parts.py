@@ -11,6 +11,7 @@ from tailopt.engine.step_time import MaxAffine, StepTime
 from tailopt.errors import InputError
 from tailopt.oracle.minorant import Minorant
 from tailopt.oracle.problem import Problem
+from tailopt.oracle.staircase import StaircaseBound
 
 ULPS = Fraction(1, 2**50)
 """Relative rounding of one difference of step times, forgiven where concavity is checked."""
@@ -71,6 +72,41 @@ def require_rays(
             Fraction(ray.b_s) * tokens + Fraction(ray.c_s) * context > Fraction(within_s),
             f"{limit + 1} requests can run together within {within_s} s",
         )
+
+
+def staircase_items(
+    bound: StaircaseBound, problem: Problem
+) -> tuple[list[tuple[Fraction, Fraction]], Fraction]:
+    """(longest, w) of each unit, falling, and a: every engine takes at least ``a max(longest) + sum(w)``.
+
+    Raises:
+        InputError: if the affine function or the weights of the bound do not show this.
+    """
+    trace, fleet = problem.trace, problem.fleet
+    engines = range(len(fleet.engines))
+    shapes = [fleet.shape_of(e) for e in engines]
+    slots = max(fleet.max_running(e) for e in engines)
+    cache = max(shape.kv_capacity_tokens for shape in shapes)
+    length = [Fraction(int(tokens)) for tokens in trace.output_tokens]
+    areas = [
+        area(int(p), int(tokens)) for p, tokens in zip(trace.prompt_tokens, trace.output_tokens, strict=True)
+    ]
+
+    require_rays(bound.rays, bound.minorant.n_max, bound.within_s, slots, shapes, problem)
+    require(all_below(bound.minorant, shapes), "the affine function is not below the step times")
+
+    a, b, c = (Fraction(term) for term in (bound.minorant.a_s, bound.minorant.b_s, bound.minorant.c_s))
+    u, v, x = (Fraction(weight) for weight in bound.weights)
+    require(min(u, v, x) >= 0 and u + v + x <= 1, "the weights are not convex")
+    per_token, per_context = b + a * v / slots, c + a * x / cache
+    items = [
+        (
+            max(length[i] for i in members),
+            sum((per_token * length[i] + per_context * areas[i] for i in members), Fraction(0)),
+        )
+        for members in units_by_length(problem)
+    ]
+    return sorted(items, reverse=True), a * u
 
 
 def all_below(minorant: Minorant, shapes: list[ShapeProfile]) -> bool:

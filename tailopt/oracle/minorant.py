@@ -49,7 +49,7 @@ def minorants(lines: Sequence[Lines], n_max: int) -> list[Minorant]:
     (0.777778, 4.75, 0.25)
     """
     found = []
-    for base, slope in _separable_minorants(lines, n_max):
+    for base, slope in separable_minorants(lines, n_max):
         n = np.arange(1, n_max + 1)
         edges = [(0.0, float((base / n).min()))]
         edges += _hull_edges(base)
@@ -92,7 +92,7 @@ def least_seconds(ray: Minorant, units: Units) -> Floats:
     return np.asarray(SHRINK * (ray.b_s * units.least_tokens + ray.c_s * units.least_context))
 
 
-def _separable_minorants(lines: Sequence[Lines], n_max: int) -> list[tuple[Floats, float]]:
+def separable_minorants(lines: Sequence[Lines], n_max: int) -> list[tuple[Floats, float]]:
     """Pairs (f(1..n_max), c) with tau >= f(n) + c K for every shape."""
     per_shape = []
     for line in lines:

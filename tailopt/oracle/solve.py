@@ -16,6 +16,8 @@ Method = Callable[..., Certificate]
 
 METHODS = {
     "staircase": "tailopt.oracle.bound_and_fill",
+    "search": "tailopt.oracle.search",
+    "lagrangian": "tailopt.oracle.lagrangian_solve",
     "dp": "tailopt.oracle.dp",
     "cpsat": "tailopt.oracle.cpsat",
     "highs": "tailopt.oracle.ilp",
@@ -25,7 +27,7 @@ METHODS = {
 
 
 def solve(
-    problem: Problem, *, method: str = "staircase", time_limit_s: float | None = None, seed: int = 0
+    problem: Problem, *, method: str = "search", time_limit_s: float | None = None, seed: int = 0
 ) -> Certificate:
     """Bound the makespan of every static plan from below, and find a plan.
 

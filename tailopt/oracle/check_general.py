@@ -1,0 +1,165 @@
+"""Checks :class:`tailopt.oracle.lagrangian.PricedBound`: prices that engines done in time cannot pay.
+
+The functions lie below the step times and are concave; a dynamic program of its own, in whole numbers that
+are rounded in the engines' favour, says what an engine can collect by its leader; and no choice of leaders
+collects the prices of all requests.
+"""
+
+from fractions import Fraction
+from itertools import accumulate, pairwise
+from math import ceil, floor
+
+import numpy as np
+
+from tailopt.arrays import Ints
+from tailopt.oracle.check_parts import area, line_below, require, units_by_length
+from tailopt.oracle.lagrangian import PricedBound
+from tailopt.oracle.lagrangian_minorant import ConcaveMinorant
+from tailopt.oracle.problem import Problem
+
+ALL = 2**56  # all prices together, in whole numbers
+NEVER = -(2**61)
+
+
+def check_priced(bound: PricedBound, problem: Problem) -> tuple[Fraction, str]:
+    """The bound, if no plan done by then pays the prices."""
+    trace = problem.trace
+    makespan = Fraction(bound.lower_s)
+    require(len(bound.prices) == trace.n_requests, "the prices are for another number of requests")
+    require(min(bound.prices) >= 0 < sum(bound.prices) < np.inf, "the prices are no prices")
+    require(bool(bound.minorants), "there is no function below the step times")
+    require(
+        all(len(one) == len(bound.minorants) and min(one) >= 0 for one in bound.multipliers),
+        "the multipliers are not one for each function, or negative",
+    )
+    require(bound.label_s > 0 and bound.classes >= 1, "the labels have no grid")
+    for minorant in bound.minorants:
+        _require_concave_below(minorant, problem)
+
+    units = units_by_length(problem)
+    unit_of = {i: u for u, members in enumerate(units) for i in members}
+    length = trace.output_tokens.tolist()
+    order = sorted(unit_of, key=lambda i: (-length[i], unit_of[i], i))
+    scale = ALL / sum(map(Fraction, bound.prices), Fraction(0))
+    price = [floor(scale * Fraction(bound.prices[i])) for i in order]
+    table = _tabulate(bound, problem, order, price, scale)
+
+    at_most = [ceil(scale * sum(map(Fraction, one)) * makespan) for one in bound.multipliers]
+    place: dict[int, int] = {}
+    for position, i in enumerate(order):
+        place.setdefault(unit_of[i], position)
+    value = [int((table[place[u]] + np.array(at_most)[:, None]).min(axis=0).max()) for u in range(len(units))]
+    of_unit = [0] * len(units)
+    for i, units_price in zip(order, price, strict=True):
+        of_unit[unit_of[i]] += units_price
+    require(
+        _most_collected(value, [0, *accumulate(of_unit)], len(problem.fleet.engines)) < sum(of_unit),
+        f"engines done by {bound.lower_s} s may pay all prices",
+    )
+    return makespan, "prices"
+
+
+def _require_concave_below(minorant: ConcaveMinorant, problem: Problem) -> None:
+    fleet = problem.fleet
+    engines = range(len(fleet.engines))
+    rises, slope = [Fraction(rise) for rise in minorant.rises_s], Fraction(minorant.c_s)
+    require(min(*rises, slope) >= 0, "a function below the step times falls")
+    require(all(later <= rise for rise, later in pairwise(rises)), "a function is not concave")
+    n_max = min(max(fleet.max_running(e) for e in engines), problem.trace.n_requests)
+    shapes = {fleet.shape_of(e) for e in engines}
+    for n, flat in enumerate(_sums(rises, n_max), start=1):
+        require(
+            all(line_below(flat, slope, shape.step_time, n) for shape in shapes),
+            f"a function is not below the step times of {n} requests",
+        )
+
+
+def _sums(rises: list[Fraction], count: int) -> list[Fraction]:
+    """g(1), g(2), ...; the last rise goes on."""
+    return list(accumulate([*rises[:count], *(rises[-1],) * (count - len(rises))]))
+
+
+def _tabulate(
+    bound: PricedBound, problem: Problem, order: list[int], price: list[int], scale: Fraction
+) -> Ints:
+    """``[n, k, classes + 1]`` most that sets led by each request are worth, less their time at k.
+
+    Sets that take longer than the bound, because so many requests at least as long as one of theirs do, count
+    or not: either way the most is at least that of the sets done in time.
+    """
+    trace, minorants = problem.trace, bound.minorants
+    ranks, last, n = max(len(one.rises_s) for one in minorants), bound.classes, len(order)
+    rises = [
+        [Fraction(r) for r in [*one.rises_s, *(one.rises_s[-1],) * (ranks - len(one.rises_s))]]
+        for one in minorants
+    ]
+    multipliers = [[Fraction(one) for one in of_class] for of_class in bound.multipliers]
+    rank_cost = np.array(
+        [[sum(floor(scale * x * rise[r]) for x, rise in zip(row, rises, strict=True)) for r in range(ranks)]
+         for row in multipliers], dtype=object,
+    )  # fmt: skip
+    areas = [area(int(trace.prompt_tokens[i]), int(trace.output_tokens[i])) for i in order]
+    slopes = [[x * Fraction(one.c_s) for x, one in zip(row, minorants, strict=True)] for row in multipliers]
+    length = [int(trace.output_tokens[i]) for i in order]
+    seconds = [_sums(rise, n) for rise in rises]
+
+    most = np.full((len(multipliers), ranks + 1, last + 1), NEVER, dtype=np.int64)
+    most[:, :, 0] = 0
+    table = np.full((n, len(multipliers), last + 1), NEVER, dtype=np.int64)
+    for i in reversed(range(n)):
+        before = min(_most_before(length[i], seconds, Fraction(bound.lower_s)), i, ranks)
+        rank = np.arange(before + 1)
+        column = np.minimum(rank, ranks - 1)
+        context = np.array(
+            [sum(floor(scale * slope * areas[i]) for slope in row) for row in slopes], dtype=object
+        )
+        gain = price[i] - length[i] * rank_cost[:, column] - context[:, None]
+        require(bool((np.abs(gain) < -NEVER).all()), "the multipliers are too large to compute with")
+        after = most[:, np.minimum(rank + 1, ranks)]
+        taken = np.full_like(after, NEVER)
+        step = np.minimum(_labels(bound, length[i], float(areas[i]), column), last)
+        for shift in np.unique(step):
+            rows = np.flatnonzero(step == shift)
+            taken[:, rows, shift:] = after[:, rows, : last + 1 - shift]
+            taken[:, rows, last] = after[:, rows, last - shift :].max(axis=2)
+        taken += gain.astype(np.int64)[:, :, None]
+        table[i] = taken[:, 0]
+        most[:, 1 : before + 1] = np.maximum(most[:, 1 : before + 1], taken[:, 1:])
+    return table
+
+
+def _labels(bound: PricedBound, length: int, context: float, column: Ints) -> Ints:
+    """Any classes will do; those of the solver make the bound what it said."""
+    first = bound.minorants[0]
+    rises = np.array(first.rises_s)[np.minimum(column, len(first.rises_s) - 1)]
+    spread = 0.6180339887498949 * column % 1.0
+    return np.floor((length * rises + first.c_s * context) / bound.label_s + spread).astype(np.int64)
+
+
+def _most_before(length: int, seconds: list[list[Fraction]], makespan: Fraction) -> int:
+    """How many requests at least as long an engine done by then can hold besides one of that length."""
+    low, high = 0, len(seconds[0]) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if all(g[middle] * length <= makespan for g in seconds):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _most_collected(value: list[int], prefix: list[int], engines: int) -> int:
+    """Most that leaders collect, each engine's own and no unit before the next leader left unpaid."""
+    best: list[int | None] = [value[0], *[None] * (len(value) - 1)]  # by the last leader so far
+    most = value[0]
+    for _ in range(engines - 1):
+        following: list[int | None] = [None] * len(value)
+        richest: int | None = None
+        for u in range(1, len(value)):
+            before = best[u - 1]
+            richest = before if richest is None else richest if before is None else max(richest, before)
+            if richest is not None and richest >= prefix[u]:
+                following[u] = richest + value[u]
+        best = following
+        most = max([most, *(one for one in best if one is not None)])
+    return most

@@ -1,0 +1,309 @@
+r"""Priced staircase: a lower bound for any step time, by prices on requests.
+
+**One engine.** Let :math:`\tau(n, K) \ge g(n) + c K` for the n that can run together, with g concave and
+g(0) = 0. An engine that decodes a set S, in whatever order and under whatever limits, takes at least
+
+.. math:: T(S) = \sum_j L_{(j)}\, (g(j) - g(j-1)) + c \sum_{i \in S} A_i ,
+
+its longest request first (majorization, as in :mod:`tailopt.oracle.alone`): the request that comes j-th by
+falling length costs its length times the j-th *rise* of g. There can be several such functions, as the pieces
+of a convex step time are, and each gives a T(S).
+
+**All engines.** Give request i a price :math:`u_i \ge 0` and let V(p) be at least the prices that an engine
+done by T can collect if unit p is its *leader*, the first of its units by falling length. Units before the
+(j+1)-th leader live on engines 1..j, so with the prefix sums U of the units' prices, a plan done by T has
+
+.. math:: U(p_{j+1}) \le \sum_{r \le j} V(p_r) \quad \text{for every } j, \qquad p_{m+1} = \text{all} .
+
+The most that j leaders can collect is found leader by leader (the more collected the better for all that
+follows); if m of them cannot pay for all units, T is refuted. The prices u = w on an affine step time give
+the staircase bound of :mod:`tailopt.oracle.staircase`. On a concave one no affine function will do: the long
+requests run few together, at steep rises, and the short ones in crowds, at flat rises, and the prices say
+what each is worth.
+
+**One leader.** V(p) is a knapsack over sets. Sort them into classes by any additive *label*, and in each
+class take the best of several multipliers :math:`\lambda \ge 0`:
+
+.. math:: V(p) = \max_b \min_\lambda \Big[\lambda T + \max_{S \text{ in class } b} \sum_{i \in S}
+          (u_i - \lambda\, t_{i, \text{rank of } i \text{ in } S}) \Big] ,
+
+valid whatever the labels and the multipliers. The inner maximum is a dynamic program over (request by falling
+length, rank, label). The label is roughly the time of the set in units of a grid: sets of a class then take
+about equally long, which matters, since by concavity a multiplier alone would rather take everything or
+nothing. The program does not depend on T, so T is bisected on its table.
+
+**Prices** start from what each request costs in the plan at hand, and follow the subgradient: a request that
+the engines of the best leaders leave out should cost more, one that several take less.
+"""
+
+from dataclasses import dataclass
+from time import perf_counter as clock
+
+import numpy as np
+
+from tailopt.arrays import Floats, Ints
+from tailopt.engine.decode_time import context_read
+from tailopt.oracle.lagrangian_kernel import collect, most_collected, tabulate, worth
+from tailopt.oracle.lagrangian_minorant import ConcaveMinorant, concave_minorants, ray_minorants
+from tailopt.oracle.problem import Problem
+from tailopt.oracle.units import Units, lines_of
+
+MARGIN = 1e-9
+"""Share of all prices by which a plan must fail to pay, to be safe from the rounding of sums."""
+
+CLOSE = 3e-10  # share of the makespan at hand at which the bound is as good as equal
+PRECISION = 1e-10  # relative width at which a bisection stops
+WORK = 60_000_000  # additions in one dynamic program, which decide how fine the labels are
+LEVELS, LEAST_LEVEL, MOST_LEVEL = 5, 0.7, 8.0  # multipliers, in units of all prices over all engines' time
+TARGETS = (0.5, 0.5, 0.3)  # shares of the open gap at which the subgradient is taken, in turn
+LEAST_SHARE = 1e-6  # of the first rise, that a request costs at least in the first prices
+LEAST_CHANGE = 0.2  # no price falls further in one step
+FEWEST_CLASSES, MOST_CLASSES = 6, 200
+BEYOND = 1.1  # labels are told apart up to this share of the makespan of the plan at hand
+GOLDEN = 0.6180339887498949
+
+
+@dataclass(frozen=True)
+class PricedBound:
+    """No static plan is done before ``lower_s``: engines done by then cannot pay the prices.
+
+    Attributes:
+        lower_s: the bound in seconds.
+        minorants: concave functions below every engine's step time.
+        prices: price of each request of the batch, in its order.
+        multipliers: for each class the best of these is taken; one number for each minorant.
+        label_s: the grid of the labels, in seconds of the first minorant.
+        classes: labels from here on are one class.
+    """
+
+    lower_s: float
+    minorants: tuple[ConcaveMinorant, ...]
+    prices: tuple[float, ...]
+    multipliers: tuple[tuple[float, ...], ...]
+    label_s: float
+    classes: int
+
+
+def labels(cost_s: Floats, label_s: float) -> Ints:
+    """``[n, ranks]`` label of each request at each rank: its cost on the grid, rounded.
+
+    Up or down by rank, evenly spread, so that the label of a set of many short requests is still about right.
+
+    >>> labels(np.array([[2.5, 0.5, 0.5, 0.5]]), 1.0)
+    array([[2, 1, 0, 1]])
+    """
+    shift = GOLDEN * np.arange(cost_s.shape[1]) % 1.0
+    return np.asarray(np.floor(cost_s / label_s + shift).astype(np.int64))
+
+
+def priced_bound(
+    problem: Problem,
+    units: Units,
+    engine_of: Ints,
+    *,
+    lower_s: float,
+    upper_s: float,
+    iterations: int,
+    deadline_s: float = np.inf,
+) -> PricedBound | None:
+    """The best bound above ``lower_s`` that the subgradient of the prices leads to; None if there is none.
+
+    Args:
+        problem, units: what is placed where.
+        engine_of: ``[u]`` engines of a plan, from which the first prices come.
+        lower_s: a bound at hand.
+        upper_s: makespan of a plan at hand; the bound stays below it.
+        iterations: dynamic programs to solve at most.
+        deadline_s: :func:`time.perf_counter` at which to stop. So does Ctrl-C; what was found is returned.
+    """
+    if not all(line.separable for line in lines_of(problem, 1)):
+        return (
+            None  # pieces that differ in context: as many affine step times, which the staircase bound covers
+        )
+    asked = _Asked(problem, units, engine_of, upper_s)
+    best: _Priced | None = None
+    best_s = lower_s
+    try:
+        starts = [asked.evaluate(prices) for prices in asked.first_prices()]
+        found = max(starts, key=lambda start: start.refuted_s(lower_s))
+        for i in range(iterations):
+            refuted_s = found.refuted_s(best_s)
+            if refuted_s > best_s:
+                best, best_s = found, refuted_s
+            if i + 1 == iterations or clock() > deadline_s or best_s >= upper_s * (1 - CLOSE):
+                break
+            target_s = best_s + TARGETS[i % len(TARGETS)] * (upper_s - best_s)
+            found = asked.evaluate(found.moved(target_s))
+    except KeyboardInterrupt:
+        pass
+    return None if best is None else best.argument(best_s)
+
+
+class _Asked:
+    """A problem's arrays, requests by falling length."""
+
+    def __init__(self, problem: Problem, units: Units, engine_of: Ints, upper_s: float) -> None:
+        trace, engines = problem.trace, range(len(problem.fleet.engines))
+        unit = np.repeat(np.arange(len(units.members)), [len(members) for members in units.members])
+        requests = np.concatenate(units.members)
+        order = np.lexsort((unit, -trace.output_tokens[requests]))
+        self.requests, self.unit = requests[order], unit[order]
+        self.engine_of, self.engines, self.upper_s = engine_of[self.unit], len(engines), upper_s
+        self.length = trace.output_tokens[self.requests]
+        self.leader = np.full(len(self.unit), -1, dtype=np.int64)
+        self.first = np.unique(self.unit, return_index=True)[1]
+        self.leader[self.first] = np.arange(len(self.first))
+
+        n_max = min(units.max_running, len(self.unit))
+        lines = lines_of(problem, n_max)
+        self.minorants = concave_minorants(lines, n_max, self._steps(n_max))
+        if n_max < len(self.unit):
+            self.minorants += ray_minorants(lines, n_max)
+        context = context_read(trace.prompt_tokens, trace.output_tokens)[self.requests]
+        ranks = max(len(minorant.rises_s) for minorant in self.minorants)
+        rises = np.array([_padded(minorant.rises_s, ranks) for minorant in self.minorants])
+        slopes = np.array([minorant.c_s for minorant in self.minorants])
+        self.cost_s = self.length[:, None] * rises[:, None, :] + (slopes[:, None] * context)[:, :, None]
+        self.rises = rises
+        self.most_before = self._most_before()
+        self.mixes = _mixes(len(self.minorants))
+        states = int(np.minimum(self.most_before + 1, ranks + 1).sum()) * len(self.mixes)
+        self.classes = min(MOST_CLASSES, max(FEWEST_CLASSES, WORK // (states * LEVELS)))
+        self.label_s = BEYOND * upper_s / self.classes
+        self.label = labels(self.cost_s[0], self.label_s)
+        deepest = int(min(self.most_before.max(), ranks)) + 1
+        self.taken = np.zeros((len(self.unit), deepest, self.classes + 1), dtype=np.uint16)
+
+    def _steps(self, n_max: int) -> Floats:
+        """``[n_max + 1]`` steps that the plan's engines take with so many requests, if none waits."""
+        steps = np.zeros(n_max + 1)
+        for e in range(self.engines):
+            mine = self.length[self.engine_of == e]
+            crowd = np.minimum(np.arange(1, len(mine) + 1), n_max)
+            np.add.at(steps, crowd, -np.diff(mine, append=0))
+        return steps
+
+    def _most_before(self) -> Ints:
+        """``[n]`` longer requests that an engine done by ``upper_s`` can hold besides each request."""
+        n = len(self.unit)
+        most = np.arange(n)
+        for rises in self.rises:
+            seconds = np.cumsum(_padded(tuple(rises), n))
+            fits = np.searchsorted(seconds, self.upper_s * (1 + 1e-9) / self.length, side="right") - 1
+            most = np.minimum(most, np.maximum(fits, 0))
+        return most
+
+    def first_prices(self) -> list[Floats]:
+        """Prices to start from: what a request costs in the plan at hand, by each minorant, and the mean."""
+        found = [
+            self._costs_in_plan(cost_s, rises) for cost_s, rises in zip(self.cost_s, self.rises, strict=True)
+        ]
+        return found if len(found) == 1 else [*found, np.mean(found, axis=0)]
+
+    def _costs_in_plan(self, cost_s: Floats, rises: Floats) -> Floats:
+        r"""What each request costs an engine, on the engine where that is least.
+
+        On engine e a request of length L costs :math:`\phi_e(L)`, the last rise at each of its steps. Engines
+        are weighted so that each values its neighbour's longest request as the neighbour does: the longer an
+        engine's requests are the fewer it holds and the dearer its steps.
+        """
+        ends = np.unique(self.length)  # rising
+        steps = np.diff(ends, prepend=0)
+        rises = np.maximum(rises, LEAST_SHARE * rises[0])  # a price of nothing never moves
+        cheapest, before = np.full(len(ends), np.inf), None
+        by_leader = np.unique(self.engine_of, return_index=True)
+        for e in by_leader[0][np.argsort(by_leader[1])]:
+            mine = np.sort(self.length[self.engine_of == e])
+            crowd = np.maximum(1, len(mine) - np.searchsorted(mine, ends))
+            phi = np.cumsum(steps * rises[np.minimum(crowd, len(rises)) - 1])
+            if before is not None:
+                longest = np.searchsorted(ends, mine[-1])
+                phi = phi * (before[longest] / phi[longest])
+            cheapest, before = np.minimum(cheapest, phi), phi
+        context_s = cost_s[:, 0] - self.length * rises[0]
+        return np.asarray(cheapest[np.searchsorted(ends, self.length)] + context_s)
+
+    def evaluate(self, prices: Floats) -> "_Priced":
+        """The dynamic program at these prices."""
+        level_s = prices.sum() / (self.engines * self.upper_s)
+        levels = level_s * np.geomspace(LEAST_LEVEL, MOST_LEVEL, LEVELS)
+        levels = np.append(levels, min(1.0, MOST_LEVEL * level_s))  # 1: as prices start, for the first engine
+        multipliers = (levels[:, None, None] * self.mixes).reshape(-1, len(self.minorants))
+        multipliers = np.concatenate([np.zeros((1, len(self.minorants))), multipliers])
+        table = np.empty((len(self.first), len(multipliers), self.classes + 1))
+        tabulate(
+            self.cost_s, self.label, self.most_before, prices, multipliers, self.leader, self.taken, table
+        )
+        return _Priced(self, prices, multipliers, table)
+
+
+class _Priced:
+    """Prices, and what their dynamic program says."""
+
+    def __init__(self, asked: _Asked, prices: Floats, multipliers: Floats, table: Floats) -> None:
+        self.asked, self.prices, self.multipliers, self.table = asked, prices, multipliers, table
+        self.multiplier_sum = multipliers.sum(axis=1)
+        self.prefix = np.concatenate([[0.0], np.cumsum(np.bincount(asked.unit, prices))])
+        units = len(asked.first)
+        self.value, self.label, self.chosen = (
+            np.empty(units),
+            np.empty(units, np.int64),
+            np.empty(units, np.int64),
+        )
+        self.leaders = np.empty(asked.engines, np.int64)
+
+    def surplus(self, makespan_s: float) -> float:
+        """What engines done by then can collect at most, over the sum of all prices; negative: not enough."""
+        worth(self.table, self.multiplier_sum, makespan_s, self.value, self.label, self.chosen)
+        slack = MARGIN * float(self.prefix[-1])
+        collected = most_collected(self.value, self.prefix, slack, self.leaders)
+        return collected - (float(self.prefix[-1]) - slack)
+
+    def refuted_s(self, known_s: float) -> float:
+        """The largest makespan that bisection finds refuted."""
+        low, high = known_s, self.asked.upper_s
+        if self.surplus(low) >= 0:
+            low, high = 0.0, known_s
+        while high - low > PRECISION * high:
+            middle = (low + high) / 2
+            if self.surplus(middle) < 0:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def moved(self, target_s: float) -> Floats:
+        """Prices a step along the subgradient of the surplus at a makespan, long enough to use it up."""
+        asked = self.asked
+        surplus = self.surplus(target_s)
+        times = np.full(len(self.prices), -1.0)
+        for leader in self.leaders[self.leaders >= 0]:
+            collect(asked.label, asked.most_before, asked.taken, int(asked.first[leader]),
+                    int(self.label[leader]), int(self.chosen[leader]), times)  # fmt: skip
+        scaled = times * self.prices
+        step = max(0.0, surplus) / max(float(scaled @ scaled), 1e-300)
+        return np.asarray(self.prices * np.maximum(1 - step * scaled, LEAST_CHANGE))
+
+    def argument(self, lower_s: float) -> PricedBound:
+        """The bound, with all that proves it."""
+        prices = np.empty(len(self.prices))
+        prices[self.asked.requests] = self.prices
+        return PricedBound(
+            lower_s,
+            tuple(self.asked.minorants),
+            tuple(prices.tolist()),
+            tuple(tuple(one) for one in self.multipliers.tolist()),
+            self.asked.label_s,
+            self.asked.classes,
+        )
+
+
+def _padded(rises: tuple[float, ...], ranks: int) -> Floats:
+    """The first ``ranks`` rises; the last one goes on."""
+    return np.array([*rises[:ranks], *(rises[-1],) * (ranks - len(rises))])
+
+
+def _mixes(minorants: int) -> Floats:
+    """``[mixes, minorants]`` shares of the minorants: each alone, and each two by halves."""
+    alone = np.eye(minorants)
+    return np.array([*alone, *((alone[p] + alone[q]) / 2 for p in range(minorants) for q in range(p))])

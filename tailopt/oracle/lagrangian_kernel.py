@@ -1,0 +1,150 @@
+"""The compiled part of the priced staircase (:mod:`tailopt.oracle.lagrangian`, which has the mathematics).
+
+Requests are sorted by falling length. ``cost_s[q, i, r]`` is what request i adds to an engine, by minorant q,
+if r longer ones are there; the last r stands for all beyond.
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from tailopt.arrays import Floats, Ints
+
+Taken = NDArray[np.uint16]
+"""``[n, ranks + 1, classes + 1]`` for each multiplier one bit: whether the best set takes the request."""
+
+
+@njit(cache=True)
+def tabulate(
+    cost_s: Floats,
+    label: Ints,
+    most_before: Ints,
+    price: Floats,
+    multiplier: Floats,
+    leader: Ints,
+    taken: Taken,
+    table: Floats,
+) -> None:
+    """Most that an engine collects, less its time at each multiplier, by its leader and the label of its set.
+
+    Args:
+        cost_s: ``[minorants, n, ranks]``.
+        label: ``[n, ranks]``, at least 0.
+        most_before: ``[n]`` how many longer requests an engine can hold besides this one.
+        price: ``[n]``.
+        multiplier: ``[k, minorants]``.
+        leader: ``[n]`` row of the table that a set led by this request goes to, or -1 if it cannot lead.
+        taken: written, for :func:`collect`.
+        table: ``[rows, k, classes + 1]`` written; the last class holds all labels from there on.
+    """
+    minorants, n, ranks = cost_s.shape
+    k_max, last = len(multiplier), table.shape[2] - 1
+    most = np.full((ranks + 1, k_max, last + 1), -np.inf)  # from request i on, if r longer ones are there
+    most[:, :, 0] = 0.0
+    top = np.zeros(ranks + 1, np.int64)  # the largest label reached
+    table[:] = -np.inf
+    for i in range(n - 1, -1, -1):
+        for r in range(min(most_before[i], ranks) + 1):
+            column, after = min(r, ranks - 1), min(r + 1, ranks)
+            if r == 0 and leader[i] < 0:
+                continue
+            step = min(label[i, column], last)
+            reached = min(last, top[after] + step)
+            # if i is taken and nothing longer is there, it leads
+            here = most[r] if r > 0 else table[leader[i]]
+            there = most[after].copy() if r == after else most[after]
+            marks = taken[i, r]
+            marks[:] = 0
+            for k in range(k_max):
+                gain = price[i]
+                for q in range(minorants):
+                    gain -= multiplier[k, q] * cost_s[q, i, column]
+                take(there[k], here[k], marks, gain, step, reached, 1 << k)
+            top[r] = max(top[r], reached)
+
+
+@njit(cache=True)
+def take(
+    after: Floats, here: Floats, marks: NDArray[np.uint16], gain: float, step: int, reached: int, bit: int
+) -> None:
+    """Raise ``here[b]`` to ``after[b - step] + gain`` where that is more, mark it; the last b: the rest."""
+    last = len(here) - 1
+    flag = np.uint16(bit)
+    for b in range(step, min(reached, last - 1) + 1):
+        with_it, without = after[b - step] + gain, here[b]
+        more = with_it > without
+        here[b] = with_it if more else without
+        marks[b] |= flag if more else np.uint16(0)
+    if reached == last:
+        best = -np.inf
+        for b in range(last - step, last + 1):
+            best = max(best, after[b])
+        if best + gain > here[last]:
+            here[last] = best + gain
+            marks[last] |= flag
+
+
+@njit(cache=True)
+def worth(
+    table: Floats, multiplier_sum: Floats, makespan_s: float, value: Floats, label: Ints, chosen: Ints
+) -> None:
+    """What an engine done by ``makespan_s`` collects at most, by its leader.
+
+    Args:
+        table: of :func:`tabulate`.
+        multiplier_sum: ``[k]`` over the minorants.
+        value: ``[rows]`` written; minus infinity if the leader alone takes longer.
+        label, chosen: ``[rows]`` written: the class and the multiplier that decide.
+    """
+    rows, k_max, classes = table.shape
+    for row in range(rows):
+        value[row], label[row], chosen[row] = -np.inf, -1, -1
+        for b in range(classes):
+            least, which = np.inf, -1
+            for k in range(k_max):
+                bound = table[row, k, b] + multiplier_sum[k] * makespan_s
+                if bound < least:
+                    least, which = bound, k
+            if least > value[row]:
+                value[row], label[row], chosen[row] = least, b, which
+
+
+@njit(cache=True)
+def most_collected(value: Floats, prefix: Floats, slack: float, leaders: Ints) -> float:
+    """Most that engines can collect in all, each with a leader that those before leave it.
+
+    Args:
+        value: ``[u]`` what the engine led by each unit collects.
+        prefix: ``[u + 1]`` sums of the units' prices.
+        slack: by how much those may be missed, for the rounding of sums.
+        leaders: ``[m]`` written: the leaders that collect it, -1 where an engine is not used.
+    """
+    m, units = len(leaders), len(value)
+    so_far, before = np.full((m, units), -np.inf), np.full((m, units), -1, np.int64)
+    so_far[0, 0] = value[0]
+    best, engine, unit = value[0], 0, 0
+    for e in range(1, m):
+        most, who = -np.inf, -1
+        for u in range(1, units):
+            if so_far[e - 1, u - 1] > most:
+                most, who = so_far[e - 1, u - 1], u - 1
+            if most >= prefix[u] - slack:
+                so_far[e, u], before[e, u] = most + value[u], who
+                if so_far[e, u] > best:
+                    best, engine, unit = so_far[e, u], e, u
+    leaders[:] = -1
+    for e in range(engine, -1, -1):
+        leaders[e], unit = unit, before[e, unit]
+    return float(best)
+
+
+@njit(cache=True)
+def collect(label: Ints, most_before: Ints, taken: Taken, i: int, b: int, k: int, times: Floats) -> None:
+    """Add 1 to ``times`` for each request of the set that request i leads in class b at multiplier k."""
+    ranks, last = label.shape[1], taken.shape[2] - 1
+    times[i] += 1
+    b, r = max(0, b - label[i, 0]), 1
+    for x in range(i + 1, len(times)):
+        if r <= most_before[x] and taken[x, min(r, ranks), min(b, last)] >> k & 1:
+            times[x] += 1
+            b, r = max(0, b - label[x, min(r, ranks - 1)]), r + 1

@@ -1,0 +1,85 @@
+r"""Concave minorants: concave functions below a step time, for bounds that no affine one would give.
+
+A concave g with g(0) = 0 is given by its *rises* g(n) - g(n - 1), which never rise themselves. If f is not
+concave there is no greatest concave function below it, and one is chosen for the plan at hand: with h(n) the
+steps that its engines take with n requests, the g that maximizes :math:`\sum_n h(n) g(n)`. As
+:math:`g(n) = \sum_k s_k \min(n, k)` with :math:`s_k \ge 0` this is a small linear program. A solver proposes
+s, and g is then shrunk until it lies below f, so that it does whatever the solver did.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tailopt.arrays import Floats
+from tailopt.engine.step_time import Lines
+from tailopt.oracle.minorant import SHRINK, separable_minorants
+
+MOST_CORNERS = 48  # of a g that the linear program chooses
+
+
+@dataclass(frozen=True)
+class ConcaveMinorant:
+    """``tau(n, K) >= g(n) + c_s K`` for all n that can run together, K >= 0.
+
+    Attributes:
+        rises_s: g(1), g(2) - g(1), ... in seconds, never rising; beyond the last one it goes on.
+        c_s: seconds per context token.
+    """
+
+    rises_s: tuple[float, ...]
+    c_s: float
+
+
+def concave_minorants(lines: Sequence[Lines], n_max: int, steps: Floats) -> list[ConcaveMinorant]:
+    """Concave functions below all the step times given, up to ``n_max`` requests.
+
+    Args:
+        lines: step times of the shapes in use; a minorant lies below every one of them.
+        n_max: concurrency up to which it must.
+        steps: ``[n_max + 1]`` steps that the engines of a plan take with 0, 1, ... requests.
+
+    >>> from tailopt.engine.step_time import Power, Table
+    >>> (minorant,) = concave_minorants([Power(4.0, 1.0, 0.5).lines(4)], 4, np.ones(5))
+    >>> [round(rise, 6) for rise in minorant.rises_s]
+    [5.0, 0.414214, 0.317837, 0.267949]
+    >>> padded = Table([1, 4, 8], [1.0, 2.0, 3.0], padded=True).lines(8)
+    >>> [round(rise, 6) for rise in concave_minorants([padded], 8, np.ones(9))[0].rises_s[3:5]]
+    [0.333333, 0.333333]
+    """
+    found = []
+    for base_s, slope_s in separable_minorants(lines, n_max):
+        if base_s[0] <= 0:
+            continue  # a piece that matters only with context
+        rises_s = np.diff(base_s, prepend=0.0)
+        falling = np.minimum.accumulate(rises_s)
+        if not (rises_s - falling <= 2.0**-50 * base_s[-1]).all():
+            falling = _chosen(base_s, steps[1:])
+        falling = falling * (SHRINK * min(1.0, float((base_s / np.cumsum(falling)).min())))
+        last = len(falling) - int(np.argmax(falling[::-1] != falling[-1])) if np.ptp(falling) > 0 else 0
+        found.append(ConcaveMinorant(tuple(falling[: last + 1].tolist()), SHRINK * slope_s))
+    return list(dict.fromkeys(found))
+
+
+def ray_minorants(lines: Sequence[Lines], n_max: int) -> list[ConcaveMinorant]:
+    """Rays from the origin below all the step times: the least time per token, however requests queue."""
+    n = np.arange(1, n_max + 1)
+    found = [(float((base_s / n).min()), slope_s) for base_s, slope_s in separable_minorants(lines, n_max)]
+    rays = [ConcaveMinorant((SHRINK * b_s,), SHRINK * slope_s) for b_s, slope_s in found if b_s > 0]
+    return list(dict.fromkeys(rays))
+
+
+def _chosen(base_s: Floats, steps: Floats) -> Floats:
+    """Rises of the concave function below ``base_s`` with the largest sum, weighted by ``steps``."""
+    from scipy.optimize import linprog
+
+    n = np.arange(1, len(base_s) + 1)
+    corners = np.unique(np.geomspace(1, len(base_s), MOST_CORNERS).round().astype(np.int64))
+    kinks = np.minimum(n[:, None], corners)
+    solved = linprog(-(steps @ kinks), A_ub=kinks, b_ub=base_s, bounds=(0, None), method="highs")
+    share = np.zeros(len(corners)) if solved.x is None else np.maximum(solved.x, 0.0)
+    if not share.any():
+        share[-1] = 1.0  # the ray
+    by_corner = np.cumsum(share[::-1])[::-1]
+    return np.asarray(by_corner[np.searchsorted(corners, n)])

@@ -1,0 +1,242 @@
+r"""Local search on a plan: moves and swaps of units between engines, for any step time and any shapes.
+
+Engines do not influence each other, so a move or a swap changes two of them, and each is timed afresh from
+the sorted requests that it holds (:func:`tailopt.oracle.filling.set_time_s`). The makespan alone is flat
+almost everywhere, so what falls is, for a *level* a little below the best makespan so far,
+
+.. math:: E = \sum_e \max(0, T_e - \text{level})^2 / (\text{best} - \text{level}) + \gamma \sum_e T_e :
+
+engines above the level must shed work, the others may exchange it freely, and the small second term prefers
+exchanges that save work (a concave step time rewards crowding). A change is taken if E does not rise, or
+rises by less than a threshold drawn anew each time. The level stays a share below the best makespan; when no
+better plan comes for a while, the search goes back to the best one and the share is halved.
+"""
+
+from time import perf_counter as clock
+
+import numpy as np
+from numba import njit
+
+from tailopt.arrays import Floats, Ints
+from tailopt.oracle.filling import set_time_s
+from tailopt.oracle.problem import Problem
+from tailopt.oracle.units import Units
+from tailopt.simulate.line_table import line_table
+
+SAVING = 0.02  # gamma
+DESCENT = 1e-2  # how far below the best makespan the level starts, as a share, or half-way to the bound
+LEAST_DESCENT = 1e-6
+PATIENCE = 4  # slices without a new best before the level comes half-way closer
+HEAT = 0.05  # the largest rise ever taken, as a share of what the level is below the best makespan
+WORST, MOVE, FAR, NEAR = 0.7, 0.25, 0.5, 24  # shares of the proposals, and how many places are near
+STEPS = 2_000  # proposals a slice: between two looks at the clock
+
+
+def local_search(
+    problem: Problem,
+    units: Units,
+    engine_of: Ints,
+    *,
+    lower_s: float,
+    time_limit_s: float,
+    seed: int = 0,
+    slices: int | None = None,
+) -> Ints:
+    """``[u]`` engines of a plan that is no worse than ``engine_of`` by the engine times it goes by.
+
+    Args:
+        problem, units: what is placed where.
+        engine_of: ``[u]`` the plan to start from.
+        lower_s: no plan is done earlier; the search stops when it gets there.
+        time_limit_s: seconds after which it stops, wherever it is.
+        seed: of the proposals.
+        slices: stop after this many slices of ``STEPS`` proposals, so that the result does not depend on the
+            machine; None for no such limit.
+    """
+    deadline = clock() + time_limit_s
+    search = _Search(problem, units, engine_of, seed)
+    best, best_s = search.engine_of.copy(), float(search.done_s.max())
+    descent, stuck, done = max(DESCENT, (1 - lower_s / best_s) / 2), 0, 0
+    while best_s > lower_s * (1 + 1e-12) and clock() < deadline and (slices is None or done < slices):
+        level_s = max(lower_s, best_s * (1 - descent))
+        reached_s = search.advance(level_s, best_s, best)
+        done += 1
+        if reached_s < best_s:
+            best_s, stuck = reached_s, 0
+            continue
+        stuck += 1
+        if stuck == PATIENCE:
+            descent, stuck = (descent / 2 if descent > LEAST_DESCENT else DESCENT), 0
+            search.restart(best)
+    return best
+
+
+class _Search:
+    """Where the search is: engine of each unit, the sorted requests of each engine, and its time."""
+
+    def __init__(self, problem: Problem, units: Units, engine_of: Ints, seed: int) -> None:
+        trace, fleet = problem.trace, problem.fleet
+        requests = np.concatenate(units.members)
+        engines = range(len(fleet.engines))
+        limits = [(fleet.max_running(e), fleet.shape_of(e).kv_capacity_tokens) for e in engines]
+        self.limits = np.array(limits, dtype=np.int64)
+        self.lines = line_table(fleet, int(min(self.limits[:, 0].max(), trace.n_requests)))
+        self.output = trace.output_tokens[requests]
+        self.prompt = trace.prompt_tokens[requests]
+        self.unit_start = np.cumsum([0, *map(len, units.members)], dtype=np.int64)
+        self.random = np.random.default_rng(seed)
+        self.restart(engine_of)
+
+    def restart(self, engine_of: Ints) -> None:
+        """Go to a plan."""
+        self.engine_of = engine_of.astype(np.int64, copy=True)
+        m, n = len(self.limits), len(self.output)
+        self.held_output, self.held_prompt, self.held_unit = np.zeros((3, m, n), dtype=np.int64)
+        self.held, self.done_s = np.zeros(m, dtype=np.int64), np.zeros(m)
+        unit = np.repeat(np.arange(len(self.engine_of)), np.diff(self.unit_start))
+        for e in range(m):
+            mine = np.flatnonzero(self.engine_of[unit] == e)
+            mine = mine[np.argsort(-self.output[mine], kind="stable")]
+            self.held[e] = len(mine)
+            self.held_output[e, : len(mine)] = self.output[mine]
+            self.held_prompt[e, : len(mine)] = self.prompt[mine]
+            self.held_unit[e, : len(mine)] = unit[mine]
+            self.done_s[e] = self._time_s(e)
+
+    def _time_s(self, e: int) -> float:
+        shape, size = self.lines.shape[e], self.held[e]
+        pieces = self.lines.pieces[shape]
+        return set_time_s(
+            self.held_output[e, :size], self.held_prompt[e, :size], self.lines.base_s[shape, :, :pieces],
+            self.lines.slope_s[shape, :pieces], self.limits[e, 0], self.limits[e, 1],
+        )  # fmt: skip
+
+    def advance(self, level_s: float, best_s: float, best: Ints) -> float:
+        """One slice towards a level; the least makespan seen, its plan in ``best`` if less than before."""
+        lines = self.lines
+        return float(
+            wander(
+                self.output, self.prompt, self.unit_start, lines.base_s, lines.slope_s, lines.pieces,
+                lines.shape, self.limits, self.engine_of, self.held_output, self.held_prompt, self.held_unit,
+                self.held, self.done_s, self.random.random((STEPS, 5)), level_s, best_s, best,
+            )
+        )  # fmt: skip
+
+
+@njit(cache=True)
+def wander(
+    output: Ints,
+    prompt: Ints,
+    unit_start: Ints,
+    base_s: Floats,
+    slope_s: Floats,
+    pieces: Ints,
+    shape: Ints,
+    limits: Ints,
+    engine_of: Ints,
+    held_output: Ints,
+    held_prompt: Ints,
+    held_unit: Ints,
+    held: Ints,
+    done_s: Floats,
+    draws: Floats,
+    level_s: float,
+    least_s: float,
+    best: Ints,
+) -> float:
+    """Propose one change for each row of ``draws`` and take those that the energy allows.
+
+    Args:
+        output, prompt, unit_start, base_s, slope_s, pieces, shape: as in
+            :func:`tailopt.oracle.filling.fill_any`.
+        limits: ``[m, 2]`` concurrency limit and KV capacity of each engine.
+        engine_of, held_output, held_prompt, held_unit, held, done_s: the plan; changed.
+        draws: ``[steps, 5]`` uniform in [0, 1): which engine, unit, kind of change, partner, threshold.
+        level_s: what the engines' times should fall to.
+        least_s: the least makespan so far.
+        best: ``[u]`` written whenever a makespan is less than that.
+
+    Returns:
+        The least makespan so far.
+    """
+    n, units = len(output), len(engine_of)
+    new_output, new_prompt, new_unit = np.empty((3, 2, n), np.int64)
+    times = np.empty(2)
+    width_s = max(least_s - level_s, 1e-12 * level_s)
+    for where, first, kind, second, heat in draws:
+        a = int(np.argmax(done_s))
+        u = held_unit[a, int(first * held[a])] if where < WORST else int(first * units)
+        a = engine_of[u]
+        swap = -1
+        if kind < MOVE:
+            b = int(second * len(done_s))
+        else:
+            swap = int(second * units) if kind < FAR else u + int((second - 0.5) * NEAR)
+            if not 0 <= swap < units:
+                continue
+            b = engine_of[swap]
+        if b == a:
+            continue
+        for side in range(2):
+            e, gone, comes = (a, u, swap) if side == 0 else (b, swap, u)
+            size = exchange(held_output[e], held_prompt[e], held_unit[e], held[e], gone, comes,
+                            output, prompt, unit_start,
+                            new_output[side], new_prompt[side], new_unit[side])  # fmt: skip
+            s = shape[e]
+            times[side] = set_time_s(new_output[side, :size], new_prompt[side, :size],
+                                     base_s[s, :, : pieces[s]], slope_s[s, : pieces[s]],
+                                     limits[e, 0], limits[e, 1])  # fmt: skip
+        rise = SAVING * (times[0] + times[1] - done_s[a] - done_s[b])
+        for then_s, now_s in ((times[0], done_s[a]), (times[1], done_s[b])):
+            rise += (max(0.0, then_s - level_s) ** 2 - max(0.0, now_s - level_s) ** 2) / width_s
+        if rise > HEAT * width_s * heat**4:
+            continue
+        came = unit_start[u + 1] - unit_start[u]
+        went = unit_start[swap + 1] - unit_start[swap] if swap >= 0 else 0
+        held[a] += went - came
+        held[b] += came - went
+        for side in range(2):
+            e = a if side == 0 else b
+            held_output[e, : held[e]] = new_output[side, : held[e]]
+            held_prompt[e, : held[e]] = new_prompt[side, : held[e]]
+            held_unit[e, : held[e]] = new_unit[side, : held[e]]
+            done_s[e] = times[side]
+        engine_of[u] = b
+        if swap >= 0:
+            engine_of[swap] = a
+        if done_s.max() < least_s:
+            least_s = done_s.max()
+            best[:] = engine_of
+    return least_s
+
+
+@njit(cache=True)
+def exchange(
+    held_output: Ints,
+    held_prompt: Ints,
+    held_unit: Ints,
+    held: int,
+    gone: int,
+    comes: int,
+    output: Ints,
+    prompt: Ints,
+    unit_start: Ints,
+    new_output: Ints,
+    new_prompt: Ints,
+    new_unit: Ints,
+) -> int:
+    """Write an engine's sorted requests without unit ``gone``, with ``comes`` (-1: none); how many."""
+    j, end = (unit_start[comes], unit_start[comes + 1]) if comes >= 0 else (0, 0)
+    size = 0
+    for i in range(held):
+        if held_unit[i] == gone:
+            continue
+        while j < end and output[j] > held_output[i]:
+            new_output[size], new_prompt[size], new_unit[size] = output[j], prompt[j], comes
+            size, j = size + 1, j + 1
+        new_output[size], new_prompt[size], new_unit[size] = held_output[i], held_prompt[i], held_unit[i]
+        size += 1
+    while j < end:
+        new_output[size], new_prompt[size], new_unit[size] = output[j], prompt[j], comes
+        size, j = size + 1, j + 1
+    return size

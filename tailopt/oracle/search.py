@@ -1,0 +1,248 @@
+r"""Staircase search: identical engines with an affine step time, to within a millionth and often exactly.
+
+Take units in order of falling length. Each costs its engine w, and the first on an engine (its *leader*)
+:math:`a\ell` besides (:mod:`tailopt.oracle.staircase`). *Is there a plan within T?* Depth first: place the
+next unit on one of the engines opened, the fullest first, or open a new one with it. With i units placed,
+engine e has :math:`r_e = T - a\ell_{\text{leader}} - \sum w` seconds of **room**, and that is all that
+matters from here on: the units to come are no longer than any leader, so every engine may take them. Hence
+
+- states with the same i and the same rooms, in whatever order, are one state, looked at once;
+- a room smaller than the least weight of all is no room;
+- **a bound** that knows which rooms are still of use. The units i..q weigh at least
+  :math:`v_q = \min_{k \le q} w_k` each, so an engine with less room than that holds none of them, and
+
+  .. math:: \sum_{k=i}^{q} w_k \;\le \sum_{e:\, r_e \ge v_q} r_e + \sum_{\text{new } e} (T - a\ell_{p_e})
+            \quad \text{for every } q \ge i, \qquad (room)
+
+  where :math:`p_e \le q` are the leaders of the engines opened for them. (nested) is (room) with the small
+  gaps of crowded engines still counted as useful, and that is what it loses: a gap that the next unit does
+  not fit into stays closed until units are small enough. Leaders are again best pushed as far right as (room)
+  lets them. Between two places where a gap opens again, binary search finds the next place where a new engine
+  is needed: a state costs O(m log n).
+
+A trial T ends **refuted** (everything was tried), with a **plan**, or given up after so many states. Trials
+bisect [bound, best plan], then work inwards from both ends of what was given up, with four times as many
+states each time round. Some states with all engines opened are completed and evened out by exchanging units.
+
+All of it in whole ticks, 2**-44 of the makespan, weights rounded down: rounding cannot refute too much.
+Groups are units too; there :math:`v_q` is weaker, since small groups may come early. Where slots or cache
+bind, an engine has several loads; the search then works on the one item that weighs them best, a relaxation:
+it raises the bound, and its plans are simulated like any others.
+"""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tailopt.arrays import Ints
+from tailopt.engine.step_time import Affine
+from tailopt.oracle.bound_and_fill import plan_of, staircase
+from tailopt.oracle.certificate import OPTIMAL_GAP, Certificate, status_of
+from tailopt.oracle.minorant import minorants
+from tailopt.oracle.problem import Problem
+from tailopt.oracle.search_bound import Items, SearchBound, items_of
+from tailopt.oracle.search_kernel import FOUND, REFUTED, explore
+from tailopt.oracle.staircase import (
+    ROUNDING,
+    StaircaseBound,
+    best_filling,
+    item_weights,
+    refuted_makespan,
+    staircase_bound,
+)
+from tailopt.oracle.units import Units, lines_of, units_of
+from tailopt.simulate.simulator import simulate
+
+METHOD = "staircase search"
+
+LONGEST = (1.0, 0.0, 0.0)  # the weights that bound an engine's steps by its longest request alone
+
+CLOSE = 1e-7
+"""Relative gap at which the search stops."""
+
+EFFORT = 2**18
+"""States looked at without a time limit: some tenths of a second, and the same result every time."""
+
+FIRST_STATES = 2**13  # of a trial in the first round; four times as many in each that follows
+FIRST_PACE = 2e5  # states a second, until it is known
+PROBES = 8  # trials given up in one round
+TABLE = 2**22  # numbers in the table of states seen (32 MiB)
+COMPLETED_UNITS = 2**16  # units placed in all completions of one trial
+
+
+def search(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0) -> Certificate:
+    """The staircase's certificate, both ends improved where engines are alike and the step time is affine.
+
+    Args:
+        problem: any; elsewhere :func:`tailopt.oracle.bound_and_fill.staircase` answers.
+        time_limit_s: when to stop; None for a fixed amount of work. An interrupt (Ctrl-C) stops it too, and
+            what was found is returned.
+        seed: nothing is drawn.
+
+    >>> from tailopt.engine.catalogue import load_engine
+    >>> from tailopt.plan import Fleet
+    >>> from tailopt.trace import Trace
+    >>> fleet = Fleet.of(load_engine("h200-llama-3.1-70b-fp8-vllm"), "2xTP1")
+    >>> problem = Problem(Trace.of([[100 + 7 * k for k in range(60)]]), fleet)
+    >>> staircase(problem).gap > 1e-5 > CLOSE >= search(problem).gap
+    True
+    """
+    started = time.perf_counter()
+    fleet = problem.fleet
+    tau = fleet.shape_of(0).step_time
+    if not (fleet.identical and isinstance(tau, Affine)):
+        return staircase(problem)
+    units = units_of(problem)
+    first, terms = _first(problem, units, tau, started)
+    if first.gap <= CLOSE:
+        return first
+    items = items_of(units, terms, first.upper_s)
+    bracket = _Bracket(
+        items,
+        len(fleet.engines),
+        low=int(first.lower_s / items.tick_s),
+        high=int(first.upper_s / items.tick_s) + 1,
+        deadline=np.inf if time_limit_s is None else started + time_limit_s,
+        effort=EFFORT if time_limit_s is None else 2**62,
+    )
+    with suppress(KeyboardInterrupt):
+        bracket.narrow()
+    exact = terms.weights == LONGEST  # then the plan found last is the best; else the simulator is asked
+    plans = [
+        plan_of(problem, units, engine_of) for engine_of in (bracket.plans[-1:] if exact else bracket.plans)
+    ]
+    runs = [simulate(problem.trace, fleet, plan) for plan in [first.plan, *plans]]
+    run = min(runs, key=lambda one: one.makespan_s)
+    refuted_s = bracket.refuted * items.tick_s * (1 - ROUNDING)
+    bound = SearchBound(min(refuted_s, first.upper_s), terms, bracket.refuted_in)
+    return first.improved(bound, run, METHOD, started, seed)
+
+
+def _first(problem: Problem, units: Units, tau: Affine, started: float) -> tuple[Certificate, StaircaseBound]:
+    """A certificate to start from, and the staircase bound with the terms that the search refutes.
+
+    Where slots and cache do not bind, the step time itself gives the terms, no other quick bound is higher,
+    and no other filling as good: that saves most of the time of a batch that they settle.
+    """
+    fleet = problem.fleet
+    lines = lines_of(problem, min(units.max_running, problem.trace.n_requests))
+    terms = staircase_bound(units, lines, len(fleet.engines), np.inf)
+    own = max(minorants(lines, terms.minorant.n_max), key=lambda one: one.a_s)
+    longest, tokens, context = (
+        one.astype(np.float64) for one in (units.longest, units.tokens, units.context)
+    )
+    weight_s = item_weights(units, own, LONGEST)
+    own_s = refuted_makespan(longest, weight_s, own.a_s, len(fleet.engines)) * (1 - ROUNDING)
+    if own_s < terms.lower_s * (1 - ROUNDING):
+        first = staircase(problem)
+        return first, replace(terms, within_s=first.upper_s)
+    engine_of = best_filling(
+        longest, tokens, context, np.array([tau.a_s, tau.b_s, tau.c_s]),
+        np.array([units.max_running, units.kv_capacity_tokens], dtype=np.float64),
+        len(fleet.engines), own_s, CLOSE,
+    )  # fmt: skip
+    run = simulate(problem.trace, fleet, plan_of(problem, units, engine_of))
+    lower_s = min(own_s, run.makespan_s)
+    terms = StaircaseBound(lower_s, own, LONGEST, run.makespan_s, ())
+    status = status_of(lower_s, run.makespan_s)
+    wall_s = time.perf_counter() - started
+    return Certificate(lower_s, run.makespan_s, run.plan, status, METHOD, terms, wall_s), terms
+
+
+@dataclass
+class _Bracket:
+    """What is known of the least makespan, in ticks: more than ``low``, at most ``high`` (of the items).
+
+    Attributes:
+        items, engines: what is placed, on how many engines.
+        low, high: as said; the first ones come from elsewhere.
+        deadline: when to stop (:func:`time.perf_counter`).
+        effort: after how many states to stop.
+        refuted: the largest makespan refuted here, and
+        refuted_in: the states that this took.
+        plans: ``[u]`` engines of the units, each plan better than the one before.
+        states, spent_s: looked at so far, and the seconds that this took.
+    """
+
+    items: Items
+    engines: int
+    low: int
+    high: int
+    deadline: float
+    effort: int
+    refuted: int = 0
+    refuted_in: int = 0
+    plans: list[Ints] = field(default_factory=list)
+    states: int = 0
+    spent_s: float = 0.0
+
+    def narrow(self) -> None:
+        """Try makespans in between until the bracket is narrow, or time or effort is spent.
+
+        The last one tried says whether the best plan is optimal.
+        """
+        seen = np.zeros((TABLE // (self.engines + 2), self.engines + 2), dtype=np.int64)
+        most_states, trials = FIRST_STATES, 0
+        while not self.narrowed:
+            given_up: list[int] = []
+            while not self.narrowed and len(given_up) < PROBES:
+                allowed = min(most_states, self._affordable())
+                if allowed < 1:
+                    return
+                trials += 1
+                middle = self._between(given_up)
+                if self._try(middle, allowed, seen, trials):
+                    given_up = [one for one in given_up if self.low < one < self.high]
+                else:
+                    given_up.append(middle)
+            most_states *= 4
+        trials += 1
+        if (allowed := min(most_states, self._affordable())) > 0:
+            self._try(int(self.high * (1 - OPTIMAL_GAP / 2)), allowed, seen, trials)
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether nothing is left to find out."""
+        return self.high - self.low <= max(1, int(CLOSE * self.low))
+
+    def _between(self, given_up: list[int]) -> int:
+        """A makespan in the middle of the wider end that is neither refuted, attained nor given up."""
+        first, last = min(given_up, default=self.high), max(given_up, default=self.low)
+        if first - self.low >= self.high - last:
+            return (self.low + first) // 2
+        return (last + self.high + 1) // 2
+
+    def _affordable(self) -> int:
+        """States that there is time for, at the pace so far."""
+        left_s = self.deadline - time.perf_counter()
+        pace = self.states / self.spent_s if self.states else FIRST_PACE
+        return int(min(self.effort - self.states, max(0.0, left_s) * pace))
+
+    def _try(self, makespan: int, most_states: int, seen: Ints, trial: int) -> bool:
+        """Refute a makespan, or find a plan that attains it; False if neither."""
+        items = self.items
+        engine_of = np.empty(len(items.lead), dtype=np.int64)
+        started = time.perf_counter()
+        outcome, states = explore(
+            items.lead, items.weight, items.total, items.least, self.engines, makespan,
+            most_states, COMPLETED_UNITS // len(items.lead), seen, trial, engine_of,
+        )  # fmt: skip
+        self.states += states
+        self.spent_s += time.perf_counter() - started
+        if outcome == REFUTED:
+            self.low = self.refuted = makespan
+            self.refuted_in = states
+        elif outcome == FOUND:
+            self.high = _makespan(items, engine_of, self.engines)
+            self.plans.append(engine_of)
+        return outcome in (REFUTED, FOUND)
+
+
+def _makespan(items: Items, engine_of: Ints, engines: int) -> int:
+    """Ticks until the last engine is done."""
+    lead, done = np.zeros(engines, dtype=np.int64), np.zeros(engines, dtype=np.int64)
+    np.maximum.at(lead, engine_of, items.lead)
+    np.add.at(done, engine_of, items.weight)
+    return int((lead + done).max())

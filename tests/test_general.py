@@ -1,0 +1,338 @@
+"""General step times: priced staircase and local search, against brute force and slow definitions."""
+
+from dataclasses import replace
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from strategies import concave_step_times, fleet_of, fleets, step_times, traces
+
+from tailopt.engine.decode_time import decode_time_s
+from tailopt.engine.step_time import Affine, MaxAffine, Power, StepTime, Table
+from tailopt.errors import InputError
+from tailopt.oracle.bound_and_fill import plan_of, staircase
+from tailopt.oracle.brute import brute_force
+from tailopt.oracle.check import check
+from tailopt.oracle.check_general import check_priced
+from tailopt.oracle.lagrangian import PricedBound, labels, priced_bound
+from tailopt.oracle.lagrangian_kernel import most_collected, tabulate, worth
+from tailopt.oracle.lagrangian_minorant import concave_minorants, ray_minorants
+from tailopt.oracle.local_search import local_search
+from tailopt.oracle.problem import Problem
+from tailopt.oracle.solve import solve
+from tailopt.oracle.units import units_of
+from tailopt.plan import Plan
+from tailopt.simulate import simulate
+from tailopt.trace import Trace
+
+EXAMPLES = settings().max_examples
+SLACK = 1 + 1e-9
+
+
+def priced(problem: Problem, iterations: int = 4) -> PricedBound | None:
+    """The priced staircase alone: whatever it finds, however weak."""
+    units = units_of(problem)
+    certificate = staircase(problem)
+    engine_of = certificate.plan.engine_of[[members[0] for members in units.members]]
+    return priced_bound(
+        problem, units, engine_of, lower_s=0.0, upper_s=certificate.upper_s, iterations=iterations
+    )
+
+
+def below_the_optimum(problem: Problem, *, orders: bool) -> None:
+    bound = priced(problem)
+    if bound is None:
+        return
+    optimum_s, _ = brute_force(problem, orders=orders)
+    assert bound.lower_s <= optimum_s * SLACK
+    lower_s, argument = check_priced(bound, problem)
+    assert float(lower_s) == bound.lower_s
+    assert argument == "prices"
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(
+    traces(most_groups=5, most_samples=2, longest=9, prompts=6),
+    concave_step_times(), st.integers(1, 3), st.booleans(),
+)  # fmt: skip
+def test_concave_engines(trace: Trace, tau: StepTime, engines: int, atomic: bool) -> None:
+    assume(trace.n_requests <= 6)
+    below_the_optimum(Problem(trace, fleet_of(tau, engines), atomic), orders=False)
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.data())
+def test_any_engines_with_limits_and_orders(data: st.DataObject) -> None:
+    """Stepped, interpolated and kinked, mixed shapes, few slots, small caches: every order is tried."""
+    trace = data.draw(traces(most_groups=3, most_samples=2, longest=8, prompts=6))
+    assume(trace.n_requests <= 4)
+    fleet = data.draw(fleets(trace, step_times(), most_engines=2))
+    below_the_optimum(Problem(trace, fleet, data.draw(st.booleans())), orders=True)
+
+
+@settings(max_examples=EXAMPLES)
+@given(traces(), concave_step_times(), st.integers(1, 4), st.booleans(), st.data())
+def test_no_plan_beats_the_prices(
+    trace: Trace, tau: StepTime, engines: int, atomic: bool, data: st.DataObject
+) -> None:
+    """Larger batches than brute force can take."""
+    problem = Problem(trace, fleet_of(tau, engines), atomic)
+    unit = trace.group if atomic else np.arange(trace.n_requests)
+    size = int(unit.max()) + 1
+    engine_of = np.array(
+        data.draw(st.lists(st.integers(0, engines - 1), min_size=size, max_size=size)), dtype=np.int64
+    )
+    plan = Plan(problem.fleet.engines, engine_of[unit], np.argsort(-trace.output_tokens), atomic=atomic)
+    bound = priced(problem, iterations=8)
+    if bound is not None:
+        assert bound.lower_s <= simulate(trace, problem.fleet, plan).makespan_s * SLACK
+        check_priced(bound, problem)
+
+
+@given(st.data())
+def test_concave_minorants_lie_below(data: st.DataObject) -> None:
+    times = data.draw(st.lists(step_times(), min_size=1, max_size=2))
+    n_max = data.draw(st.integers(1, 40))
+    steps = np.array(data.draw(st.lists(st.integers(0, 50), min_size=n_max + 1, max_size=n_max + 1)), float)
+    lines = [tau.lines(n_max) for tau in times]
+    n, context = np.meshgrid(np.arange(1, n_max + 1), [0, 1, 7, 50, 400, 10_000])
+    for minorant in concave_minorants(lines, n_max, steps) + ray_minorants(lines, n_max):
+        rises = np.array(minorant.rises_s)
+        assert (np.diff(rises) <= 0).all()
+        assert rises[-1] >= 0
+        g = np.cumsum(rises[np.minimum(np.arange(n_max), len(rises) - 1)])
+        assert all((g[n - 1] + minorant.c_s * context <= tau(n, context)).all() for tau in times)
+
+
+@given(concave_step_times(), st.integers(2, 60))
+def test_the_minorant_of_a_concave_step_time_is_itself(tau: StepTime, n_max: int) -> None:
+    (minorant,) = concave_minorants([tau.lines(n_max)], n_max, np.ones(n_max + 1))
+    rises = np.array(minorant.rises_s)
+    g = np.cumsum(rises[np.minimum(np.arange(n_max), len(rises) - 1)])
+    assert g == pytest.approx(tau(np.arange(1, n_max + 1), 0), rel=1e-9)
+
+
+def test_the_minorant_of_a_padded_table_touches_its_corners() -> None:
+    padded = Table([1, 8, 16, 24], [1.0, 3.0, 4.0, 4.5], padded=True)
+    (minorant,) = concave_minorants([padded.lines(24)], 24, np.ones(25))
+    g = np.cumsum([*minorant.rises_s, *(minorant.rises_s[-1],) * 24])[:24]
+    assert g[[7, 15, 23]] == pytest.approx([3.0, 4.0, 4.5], rel=0.02)
+    assert (g <= padded(np.arange(1, 25), 0)).all()
+
+
+@settings(max_examples=EXAMPLES)
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.integers(0, 20)), min_size=1, max_size=7),
+    st.lists(st.integers(0, 5), min_size=1, max_size=4),
+    st.sampled_from([1, 3, 40]),
+    st.integers(1, 60),
+)  # fmt: skip
+def test_an_engine_collects_at_most_its_worth(
+    items: list[tuple[int, int]], falls: list[int], classes: int, makespan: int
+) -> None:
+    """Every set within the makespan, by its leader: the table's worth is at least its prices.
+
+    With fine labels and a multiplier that excludes what takes longer it is the best set's prices.
+    """
+    items.sort(reverse=True)
+    length, price = np.array(items, dtype=float).T
+    n = len(items)
+    rises = np.cumsum(falls[::-1])[::-1].astype(float) + 1.0
+    cost = length[:, None] * rises[None, :]
+    label = np.minimum(labels(cost, 1.0), 10**6) if classes == 40 else labels(cost, 7.0)
+    last = 2_500 if classes == 40 else classes
+    multiplier = np.array([[0.0], [0.3], [1.0], [4.0], [1e6]])
+    table = np.empty((n, 5, last + 1))
+    most_before = np.arange(n)
+    taken = np.zeros((n, len(rises) + 1, last + 1), np.uint16)
+    tabulate(cost[None], label, most_before, price, multiplier, np.arange(n), taken, table)
+    value, chosen_label, chosen = np.empty(n), np.empty(n, np.int64), np.empty(n, np.int64)
+    worth(table, multiplier.sum(axis=1), float(makespan), value, chosen_label, chosen)
+    for leader in range(n):
+        best = -np.inf
+        for size in range(n - leader):
+            for others in combinations(range(leader + 1, n), size):
+                chosen_set = [leader, *others]
+                seconds = sum(cost[i, min(rank, len(rises) - 1)] for rank, i in enumerate(chosen_set))
+                if seconds <= makespan:
+                    best = max(best, price[chosen_set].sum())
+        assert value[leader] >= best - 1e-9
+        if classes == 40:  # whole costs: a label is the time itself
+            exact = best if np.isfinite(best) else -1.0
+            assert value[leader] <= max(exact, 0.0) + 1e-6 or not np.isfinite(best)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(0, 9)), min_size=1, max_size=6), st.integers(1, 4)
+)  # fmt: skip
+def test_most_collected_over_all_leaders(units: list[tuple[int, int]], engines: int) -> None:
+    value, price = np.array(units, dtype=float).T
+    prefix = np.concatenate([[0.0], np.cumsum(price)])
+    best = -np.inf
+    for chosen in product([False, True], repeat=len(units) - 1):
+        leaders = [0, *(u + 1 for u, leads in enumerate(chosen) if leads)]
+        paid = np.cumsum(value[leaders])
+        if len(leaders) <= engines and all(
+            paid[j] >= prefix[leaders[j + 1]] for j in range(len(leaders) - 1)
+        ):
+            best = max(best, paid[-1])
+    found = np.empty(engines, np.int64)
+    assert most_collected(value, prefix, 1e-9, found) == best
+    used = found[found >= 0]
+    assert value[used].sum() == best
+    assert (np.diff(used) > 0).all()
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.data())
+def test_local_search_never_loses(data: st.DataObject) -> None:
+    trace = data.draw(traces())
+    problem = Problem(
+        trace, fleet_of(data.draw(step_times()), data.draw(st.integers(1, 3))), data.draw(st.booleans())
+    )
+    units = units_of(problem)
+    size = len(units.members)
+    start = np.array(
+        data.draw(st.lists(st.integers(0, len(problem.fleet.engines) - 1), min_size=size, max_size=size))
+    )
+    first = local_search(problem, units, start, lower_s=0.0, time_limit_s=60, seed=1, slices=3)
+    again = local_search(problem, units, start, lower_s=0.0, time_limit_s=60, seed=1, slices=3)
+    assert (first == again).all()
+    before, after = (
+        simulate(trace, problem.fleet, plan_of(problem, units, engine_of)).makespan_s
+        for engine_of in (start, first)
+    )
+    assert after <= before * SLACK
+
+
+@given(traces(most_groups=5, most_samples=1, longest=9), concave_step_times(), st.integers(2, 3))
+def test_local_search_finds_tiny_optima(trace: Trace, tau: StepTime, engines: int) -> None:
+    problem = Problem(trace, fleet_of(tau, engines))
+    units = units_of(problem)
+    start = np.zeros(len(units.members), dtype=np.int64)
+    found = local_search(problem, units, start, lower_s=0.0, time_limit_s=60, slices=20)
+    makespan_s = simulate(trace, problem.fleet, plan_of(problem, units, found)).makespan_s
+    assert makespan_s <= brute_force(problem, orders=False)[0] * 1.02
+
+
+def lognormal(n: int, seed: int) -> Trace:
+    lengths = np.minimum(np.ceil(np.random.default_rng(seed).lognormal(7.6, 1.0, n)), 16_384).astype(int)
+    return Trace.of([[int(length)] for length in lengths])
+
+
+CONCAVE = Problem(lognormal(100, seed=4), fleet_of(Power(2e-3, 1e-3, 0.55), 4))
+
+
+def test_prices_beat_every_chord() -> None:
+    """100 requests on 4 engines, mixture-of-experts curve: the affine minorants leave 12 % open."""
+    before, after = staircase(CONCAVE), solve(CONCAVE, method="lagrangian")
+    assert isinstance(after.bound_argument, PricedBound)
+    assert before.gap > 0.1
+    assert after.gap < 0.01
+    assert check(after, CONCAVE).argument == "prices"
+
+
+def test_the_same_seed_gives_the_same_certificate() -> None:
+    first, second = (solve(CONCAVE, method="lagrangian", seed=3) for _ in range(2))
+    assert first.lower_s == second.lower_s
+    assert first.bound_argument == second.bound_argument
+    assert (first.plan.engine_of == second.plan.engine_of).all()
+
+
+def test_a_time_limit_keeps_the_best() -> None:
+    certificate = solve(CONCAVE, method="lagrangian", time_limit_s=1e-3)
+    assert certificate.lower_s >= staircase(CONCAVE).lower_s
+    check(certificate, CONCAVE)
+
+
+def test_an_interrupt_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tailopt.oracle import lagrangian
+
+    moved = lagrangian._Priced.moved
+    calls = []
+
+    def interrupted(self: lagrangian._Priced, target_s: float) -> np.ndarray:
+        calls.append(target_s)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return moved(self, target_s)
+
+    monkeypatch.setattr(lagrangian._Priced, "moved", interrupted)
+    bound = priced(CONCAVE, iterations=50)
+    assert bound is not None
+    assert len(calls) == 3
+    check_priced(bound, CONCAVE)
+
+
+def with_rises(bound: PricedBound, rises_s: tuple[float, ...]) -> PricedBound:
+    return replace(bound, minorants=(replace(bound.minorants[0], rises_s=rises_s),))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda b: replace(b, lower_s=b.lower_s * 1.01), "may pay all prices"),
+        (lambda b: replace(b, prices=b.prices[1:]), "another number of requests"),
+        (lambda b: replace(b, prices=(-1.0, *b.prices[1:])), "no prices"),
+        (lambda b: replace(b, prices=b.prices[::-1]), "may pay all prices"),
+        (lambda b: replace(b, multipliers=b.multipliers[:1]), "may pay all prices"),
+        (lambda b: replace(b, multipliers=((-1.0,), *b.multipliers)), "multipliers are not one"),
+        (lambda b: replace(b, minorants=()), "no function"),
+        (lambda b: replace(b, label_s=0.0), "no grid"),
+        (lambda b: replace(b, classes=0), "no grid"),
+        (lambda b: replace(b, minorants=(replace(b.minorants[0], c_s=1e-9),)), "not below the step times"),
+        (lambda b: with_rises(b, tuple(1.001 * r for r in b.minorants[0].rises_s)), "not below"),
+        (lambda b: with_rises(b, b.minorants[0].rises_s[::-1]), "not concave"),
+    ],
+)  # fmt: skip
+def test_checker_refuses_a_changed_argument(change, complaint: str) -> None:
+    bound = priced(CONCAVE)
+    assert bound is not None
+    with pytest.raises(InputError, match=complaint):
+        check_priced(change(bound), CONCAVE)
+
+
+@pytest.mark.parametrize(
+    "tau",
+    [
+        Table([1, 8, 16, 32, 64, 100], np.array([3.0, 6, 8, 11, 15, 18]) * 1e-3, padded=True),
+        Table([1, 8, 16, 32, 64, 100], np.array([3.0, 6, 8, 11, 15, 18]) * 1e-3),
+        Power(2e-3, 1e-3, 0.5, 1e-8),
+    ],
+    ids=["padded", "interpolated", "concave with context"],
+)
+@pytest.mark.parametrize("atomic", [False, True], ids=["free", "groups"])
+def test_every_kind_of_step_time_is_certified(tau: StepTime, atomic: bool) -> None:
+    lengths = lognormal(96, seed=2).output_tokens.reshape(24, 4).tolist()
+    problem = Problem(Trace.of(lengths, prompt_tokens=50), fleet_of(tau, 4), atomic)
+    before, after = staircase(problem), solve(problem, method="lagrangian")
+    assert after.lower_s >= before.lower_s
+    assert after.upper_s <= before.upper_s
+    assert after.gap < (0.2 if atomic or getattr(tau, "padded", False) else 0.06)
+    check(after, problem)
+
+
+def test_pieces_that_differ_in_context_are_left_to_the_staircase() -> None:
+    kinked = Problem(CONCAVE.trace, fleet_of(MaxAffine(((3e-3, 0.0, 1e-8), (1e-3, 2e-4, 2e-8))), 4))
+    assert priced(kinked) is None
+    check(solve(kinked, method="lagrangian"), kinked)
+
+
+def test_an_affine_step_time_is_as_good_as_by_the_staircase() -> None:
+    problem = Problem(lognormal(60, seed=4), fleet_of(Affine(4e-3, 2e-4), 3))
+    bound = priced(problem, iterations=6)
+    assert bound is not None
+    assert bound.lower_s >= 0.99 * staircase(problem).lower_s
+
+
+def test_a_set_costs_its_lengths_times_the_rises() -> None:
+    """The formula under everything: T(S) = sum of L_(j) (f(j) - f(j - 1)) + c sum of A."""
+    tau = Power(2e-3, 1e-3, 0.5, 1e-7)
+    trace = lognormal(30, seed=5)
+    length = np.sort(trace.output_tokens)[::-1]
+    rises = np.diff(tau(np.arange(31), 0))
+    area = length * (length + 1) // 2
+    expected = float(length @ rises) + 1e-7 * float(area.sum())
+    assert float(decode_time_s(tau, 0 * length, length)) == pytest.approx(expected, rel=1e-12)
