@@ -13,15 +13,16 @@ shape), the longest request's steps at most T seconds. For any share :math:`\the
 
 .. math:: T \ge \theta \sum_{\text{its steps}} \tau + \frac{1 - \theta}{G} \sum_{\text{all steps}} t_s \tau .
 
-With :math:`\tau_s(n, K) \ge f_s(n) + c_s K`, least over
+With :math:`\tau_s(n, K) \ge f_s(n) + c_s K`, and A' the token-steps of cache that a request keeps busy
+(:func:`tailopt.oracle.units.cache_areas`), least over
 
-.. math:: \sum x = L^*, \quad \sum n\,v = \sum_i L_i, \quad \sum M_s v \ge \sum_i A_i, \quad v \ge x \ge 0,
+.. math:: \sum x = L^*, \quad \sum n\,v = \sum_i L_i, \quad \sum M_s v \ge \sum_i A'_i, \quad v \ge x \ge 0,
           \quad n \le C_s .
 
 By duality, for **any** multipliers mu, kappa >= 0 with
 :math:`g(s,n) = \frac{1-\theta}{G} t_s f_s(n) - \mu n - \kappa M_s \ge 0` everywhere,
 
-.. math:: T \ge \mu \sum L_i + \kappa \sum A_i + L^* \min_{s,n} [\theta f_s(n) + g(s,n)]
+.. math:: T \ge \mu \sum L_i + \kappa \sum A'_i + L^* \min_{s,n} [\theta f_s(n) + g(s,n)]
           + \theta\, c_{\min} A^* + \tfrac{1-\theta}{G} \min_s (t_s c_s) \sum A_i .
 
 A solver proposes the multipliers; the bound is then computed from this line alone, so that it holds whatever
@@ -36,6 +37,7 @@ from tailopt.arrays import Floats, Ints
 from tailopt.engine.decode_time import context_read
 from tailopt.engine.profile import ShapeProfile
 from tailopt.oracle.staircase import ROUNDING
+from tailopt.oracle.units import cache_areas
 from tailopt.plan import Fleet
 from tailopt.trace import Trace
 
@@ -122,7 +124,7 @@ def dual_bound_s(
     )
     return float(
         mu_s * int(trace.output_tokens.sum())
-        + kappa_s * int(area.sum())
+        + kappa_s * int(cache_areas(trace, shapes).sum())
         + float(np.min(theta * columns.base_s + left)) * int(trace.output_tokens[longest])
         + theta * slope_s * int(area[longest])
         + share * gpu_slope_s * int(area.sum())
@@ -158,16 +160,17 @@ def _propose(trace: Trace, shapes: list[ShapeProfile], gpus: int) -> list[tuple[
     slope_s, gpu_slope_s = _slopes(shapes)
     columns = _columns(trace, shapes)
     tokens, context = float(trace.output_tokens.sum()), float(area.sum())
+    cache = float(cache_areas(trace, shapes).sum())
     # scaled so that every variable and coefficient is of order one: mu in units of 1 / tokens, and so on
     unit_s = float(columns.base_s.max())
     f = columns.base_s / unit_s
     spread = columns.gpus * f / gpus
-    per_token, per_context = 1 / tokens, columns.kv_capacity_tokens / context
+    per_token, per_cache = 1 / tokens, columns.kv_capacity_tokens / cache
     length = float(trace.output_tokens[longest])
     zero = np.zeros_like(f)
-    refuse = np.stack([spread, columns.running * per_token, per_context, zero], axis=1)
+    refuse = np.stack([spread, columns.running * per_token, per_cache, zero], axis=1)
     value = np.stack(
-        [spread - f, columns.running * per_token, per_context, np.full_like(f, 1 / length)], axis=1
+        [spread - f, columns.running * per_token, per_cache, np.full_like(f, 1 / length)], axis=1
     )
     objective = -np.array(
         [(slope_s * float(area[longest]) - gpu_slope_s * context / gpus) / unit_s, 1.0, 1.0, 1.0]
@@ -182,4 +185,4 @@ def _propose(trace: Trace, shapes: list[ShapeProfile], gpus: int) -> list[tuple[
     if solved.x is None:
         return []
     theta, mu, kappa, _ = solved.x
-    return [(float(theta), float(mu) * unit_s / tokens, float(kappa) * unit_s / context)]
+    return [(float(theta), float(mu) * unit_s / tokens, float(kappa) * unit_s / cache)]

@@ -1,11 +1,11 @@
 r"""An independent checker: re-derives both ends of a certificate from the problem and the plan alone.
 
 It shares no code with the solver: it evaluates the step time itself, adds in exact rational arithmetic
-(:class:`fractions.Fraction`), and steps through the plan with the step-by-step reference.
+(:class:`fractions.Fraction`), and carries the plan out itself.
 
 **Upper end.** The plan is admissible (every request once, groups together, the fleet's engines), and carrying
-it out takes ``upper_s``. An engine whose requests all fit at once takes :math:`\sum_k \tau(n(k), K(k))`,
-summed step by step; any other is simulated by the reference.
+it out takes ``upper_s``, engine by engine: step by step by :mod:`tailopt.simulate.reference`, or, where that
+takes too long (``MOST_TOKENS``), by the simulator that is tested to be equal to it.
 
 **Lower end**, by the argument that the certificate names:
 
@@ -36,7 +36,7 @@ from tailopt.oracle.certificate import Certificate
 from tailopt.oracle.check_general import check_priced
 from tailopt.oracle.check_mixed import check_mixed
 from tailopt.oracle.check_partition import check_partition
-from tailopt.oracle.check_parts import area, concave_rises, require, staircase_items
+from tailopt.oracle.check_parts import area, cache_busy, concave_rises, require, staircase_items
 from tailopt.oracle.check_search import check_search
 from tailopt.oracle.check_solver import check_solver
 from tailopt.oracle.lagrangian import PricedBound
@@ -48,6 +48,10 @@ from tailopt.oracle.solver_bound import SolverBound
 from tailopt.oracle.staircase import StaircaseBound
 from tailopt.plan import Fleet, Plan
 from tailopt.simulate.reference import simulate_reference
+from tailopt.simulate.simulator import simulate
+
+MOST_TOKENS = 50_000
+"""Output tokens of an engine up to which its plan is stepped through, beyond it the simulator is asked."""
 
 TOLERANCE = Fraction(1, 10**9)
 """Relative difference allowed where a sum of doubles is compared with its exact value."""
@@ -111,13 +115,11 @@ def _plan_seconds(plan: Plan, problem: Problem) -> Fraction:
 
 
 def _engine_seconds(queue: list[int], fleet: Fleet, e: int, problem: Problem) -> Fraction:
-    shape, trace = fleet.shape_of(e), problem.trace.take(queue)
-    running, context = _steps(trace.prompt_tokens.tolist(), trace.output_tokens.tolist())
-    if running[0] <= fleet.max_running(e) and max(context) <= shape.kv_capacity_tokens:
-        return _exact_sum(shape.step_time(running, context))
+    trace = problem.trace.take(queue)
     alone = Fleet(fleet.profile, (fleet.engines[e],), fleet.engines[e].tp)
     plan = Plan.of_queues(alone.engines, [range(len(queue))])
-    return Fraction(simulate_reference(trace, alone, plan).makespan_s)
+    stepwise = trace.total_output_tokens <= MOST_TOKENS
+    return Fraction((simulate_reference if stepwise else simulate)(trace, alone, plan).makespan_s)
 
 
 def _steps(prompt: list[int], output: list[int]) -> tuple[list[int], list[int]]:
@@ -218,7 +220,7 @@ def check_any(bound: AnyBound, problem: Problem) -> tuple[Fraction, str]:
     slopes = [(_slope(shape.step_time), shape.tp) for shape in shapes]
     dual: Fraction = (
         mu * int(trace.output_tokens.sum())
-        + kappa * sum(areas, Fraction(0))
+        + kappa * sum(cache_busy(trace, shapes))
         + least * output
         + theta
         * min(slope for slope, _ in slopes)

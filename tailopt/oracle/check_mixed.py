@@ -4,7 +4,7 @@ from fractions import Fraction
 from itertools import product
 
 from tailopt.engine.profile import ShapeProfile
-from tailopt.oracle.check_parts import all_below, area, require, require_rays, units_by_length
+from tailopt.oracle.check_parts import all_below, area, cache_busy, require, require_rays, units_by_length
 from tailopt.oracle.minorant import Minorant
 from tailopt.oracle.mixed import KindBound, MixedBound
 from tailopt.oracle.problem import Problem
@@ -49,11 +49,13 @@ def _unit_weights(
 ) -> list[Fraction]:
     a, b, c = (Fraction(term) for term in (minorant.a_s, minorant.b_s, minorant.c_s))
     per_token = b + a * Fraction(weights[1]) / slots
-    per_context = c + a * Fraction(weights[2]) / shape.kv_capacity_tokens
+    per_cache = a * Fraction(weights[2]) / shape.kv_capacity_tokens
+    busy = cache_busy(problem.trace, [problem.fleet.shape_of(e) for e in range(len(problem.fleet.engines))])
     prompt, output = problem.trace.prompt_tokens.tolist(), problem.trace.output_tokens.tolist()
     return [
         per_token * sum(output[i] for i in members)
-        + per_context * sum((area(prompt[i], output[i]) for i in members), Fraction(0))
+        + c * sum((area(prompt[i], output[i]) for i in members), Fraction(0))
+        + per_cache * sum(busy[i] for i in members)
         for members in units
     ]
 

@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailopt.engine.step_time import MaxAffine
-from tailopt.oracle.check_parts import all_below, area, concave_rises, require, require_rays, units_by_length
+from tailopt.oracle.check_parts import (
+    all_below,
+    area,
+    cache_busy,
+    concave_rises,
+    require,
+    require_rays,
+    units_by_length,
+)
 from tailopt.oracle.kinds import Kind, KindTerms, kinds_of
 from tailopt.oracle.partition import PartitionBound
 from tailopt.oracle.problem import Problem
@@ -57,10 +65,11 @@ def _done_before(
         scale = max(term.denominator for term in (a, b, c))  # doubles: denominators are powers of two
         slots, cache = kind.max_running, kind.shape.kv_capacity_tokens
         steps = np.maximum(held.longest * (slots * cache), held.tokens * cache)
-        steps = np.maximum(steps, held.context * slots)
+        steps = np.maximum(steps, held.cache * slots)
         rest = int(b * scale) * held.tokens + int(c * scale) * held.context
         done &= _less(int(a * scale) * steps + slots * cache * rest, makespan * scale * slots * cache)
-    room = kind.shape.kv_capacity_tokens
+    size = kind.shape.block_tokens
+    room = kind.shape.kv_capacity_tokens // size * size
     return done & np.array(held.largest <= room, dtype=np.bool_)
 
 
@@ -73,13 +82,18 @@ class _Sets:
         self.prompt, self.output = trace.prompt_tokens.tolist(), trace.output_tokens.tolist()
         self.area = [int(area(p, length)) for p, length in zip(self.prompt, self.output, strict=True)]
         self.holds = [(np.arange(1 << len(units)) >> u & 1).astype(np.bool_) for u in range(len(units))]
-        self.longest, self.largest, self.tokens, self.context = np.zeros((4, 1 << len(units)), dtype=object)
+        busy = cache_busy(
+            problem.trace, [problem.fleet.shape_of(e) for e in range(len(problem.fleet.engines))]
+        )
+        zeros = np.zeros((5, 1 << len(units)), dtype=object)
+        self.longest, self.largest, self.tokens, self.context, self.cache = zeros
         for members, holds in zip(units, self.holds, strict=True):
             self.longest[holds] = np.maximum(self.longest[holds], max(self.output[i] for i in members))
-            need = max(self.prompt[i] + self.output[i] for i in members)
+            need = max(max(self.prompt[i], 1) + self.output[i] - 1 for i in members)
             self.largest[holds] = np.maximum(self.largest[holds], need)
             self.tokens[holds] += sum(self.output[i] for i in members)
             self.context[holds] += sum(self.area[i] for i in members)
+            self.cache[holds] += sum(busy[i] for i in members)
 
 
 def _together(kind: Kind, held: _Sets) -> tuple[Whole, int] | None:

@@ -12,6 +12,7 @@ from tailopt.errors import InputError
 from tailopt.oracle.minorant import Minorant
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.staircase import StaircaseBound
+from tailopt.trace import Trace
 
 ULPS = Fraction(1, 2**50)
 """Relative rounding of one difference of step times, forgiven where concavity is checked."""
@@ -32,6 +33,32 @@ def concave_rises(seconds: Sequence[Fraction]) -> bool:
 def area(prompt: int, output: int) -> Fraction:
     """Context tokens that a request reads in its life."""
     return Fraction(prompt * output + output * (output + 1) // 2)
+
+
+def cache_busy(trace: Trace, shapes: Sequence[ShapeProfile]) -> list[int]:
+    """Token-steps of KV cache that each request keeps busy at least, the shared blocks split by its group."""
+    block = max(shape.block_tokens for shape in shapes)
+    caching = any(shape.prefix_caching for shape in shapes)
+    groups: dict[int, list[int]] = {}
+    for i, group in enumerate(trace.group.tolist()):
+        groups.setdefault(group, []).append(max(1, int(trace.prompt_tokens[i])))
+    busy = []
+    for i, group in enumerate(trace.group.tolist()):
+        prompt, output = max(1, int(trace.prompt_tokens[i])), int(trace.output_tokens[i])
+        prompts = groups[group]
+        shared = (min(prompts) - 1) // block * block if caching and len(prompts) > 1 else 0
+        held = prompt - shared + shared // len(prompts)
+        busy.append(output * (output - 1) // 2 + output * held)
+    return busy
+
+
+def fits_alone(problem: Problem, shape: ShapeProfile, request: int) -> bool:
+    """Whether a request's tokens but the last fit into the whole blocks of a shape's KV cache."""
+    prompt, output = problem.trace.prompt_tokens[request], problem.trace.output_tokens[request]
+    return (
+        int(max(prompt, 1) + output - 1)
+        <= shape.kv_capacity_tokens // shape.block_tokens * shape.block_tokens
+    )
 
 
 def units_by_length(problem: Problem) -> list[list[int]]:
@@ -98,11 +125,12 @@ def staircase_items(
     a, b, c = (Fraction(term) for term in (bound.minorant.a_s, bound.minorant.b_s, bound.minorant.c_s))
     u, v, x = (Fraction(weight) for weight in bound.weights)
     require(min(u, v, x) >= 0 and u + v + x <= 1, "the weights are not convex")
-    per_token, per_context = b + a * v / slots, c + a * x / cache
+    per_token, per_cache = b + a * v / slots, a * x / cache
+    busy = cache_busy(trace, shapes)
     items = [
         (
             max(length[i] for i in members),
-            sum((per_token * length[i] + per_context * areas[i] for i in members), Fraction(0)),
+            sum((per_token * length[i] + c * areas[i] + per_cache * busy[i] for i in members), Fraction(0)),
         )
         for members in units_by_length(problem)
     ]

@@ -9,7 +9,16 @@ from fractions import Fraction
 from hashlib import sha256
 
 from tailopt.engine.step_time import Affine, MaxAffine
-from tailopt.oracle.check_parts import all_below, area, concave_rises, require, require_rays, units_by_length
+from tailopt.oracle.check_parts import (
+    all_below,
+    area,
+    cache_busy,
+    concave_rises,
+    fits_alone,
+    require,
+    require_rays,
+    units_by_length,
+)
 from tailopt.oracle.integer_model import MOST_CROWD_VARIABLES
 from tailopt.oracle.kinds import Kind, KindTerms, kinds_of
 from tailopt.oracle.problem import Problem
@@ -48,8 +57,7 @@ def check_solver(bound: SolverBound, known_s: Fraction, problem: Problem) -> tup
 
 
 def _allowed(kind: Kind, units: list[list[int]], problem: Problem) -> list[bool]:
-    need = (problem.trace.prompt_tokens + problem.trace.output_tokens).tolist()
-    return [all(need[i] <= kind.shape.kv_capacity_tokens for i in members) for members in units]
+    return [all(fits_alone(problem, kind.shape, i) for i in members) for members in units]
 
 
 def _rows(
@@ -60,19 +68,22 @@ def _rows(
     longest = [max(output[i] for i in members) for members in units]
     tokens = [sum(output[i] for i in members) for members in units]
     context = [int(sum(area(prompt[i], output[i]) for i in members)) for members in units]
+    busy = cache_busy(problem.trace, [problem.fleet.shape_of(e) for e in range(len(problem.fleet.engines))])
+    held = [sum(busy[i] for i in members) for members in units]
     slots, cache = kind.max_running, kind.shape.kv_capacity_tokens
     rows = []
     for one in [one for one in terms.minorants if one.a_s > 0] or terms.minorants:
         a, b, c = (Fraction(term) * scale for term in (one.a_s, one.b_s, one.c_s))
-        choices = [(a, b, c)]
+        choices = [(a, b, Fraction(0))]
         if a > 0 and len(output) > slots:
-            choices.append((Fraction(0), b + a / slots, c))
+            choices.append((Fraction(0), b + a / slots, Fraction(0)))
         if a > 0 and sum(prompt) + sum(output) > cache:
-            choices.append((Fraction(0), b, c + a / cache))
-        for per_step, per_token, per_context in choices:
+            choices.append((Fraction(0), b, a / cache))
+        for per_step, per_token, per_cache in choices:
             lead = [min(most, int(per_step * length)) for length in longest]
             weight = [
-                min(most, int(per_token * t + per_context * k)) for t, k in zip(tokens, context, strict=True)
+                min(most, int(per_token * t + c * k + per_cache * h))
+                for t, k, h in zip(tokens, context, held, strict=True)
             ]
             rows.append((lead, weight))
     return rows

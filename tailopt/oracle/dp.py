@@ -34,7 +34,7 @@ from tailopt.oracle.kinds import Kind, KindTerms, fits_at_once, kinds_of, terms_
 from tailopt.oracle.partition import PartitionBound
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.staircase import ROUNDING
-from tailopt.oracle.units import Units, units_of
+from tailopt.oracle.units import Units, too_large, units_of
 from tailopt.plan import Fleet, Plan
 from tailopt.simulate.simulator import simulate
 
@@ -108,13 +108,12 @@ def least_seconds(problem: Problem, units: Units, kind: Kind, terms: KindTerms) 
         seconds = decode_time_s(kind.shape.step_time, trace.prompt_tokens, trace.output_tokens, chosen)
     if not (is_concave and fits_at_once(problem, kind)):
         longest = np.where(holds, units.longest, 0).max(axis=1)
-        tokens, context = holds @ units.tokens, holds @ units.context
+        tokens, context, cache = holds @ units.tokens, holds @ units.context, holds @ units.cache
         steps = np.maximum(longest, tokens / kind.max_running)
-        steps = np.maximum(steps, context / kind.shape.kv_capacity_tokens)
+        steps = np.maximum(steps, cache / kind.shape.kv_capacity_tokens)
         for one in terms.minorants:
             seconds = np.maximum(seconds, one.a_s * steps + one.b_s * tokens + one.c_s * context)
-    too_large = trace.prompt_tokens + trace.output_tokens > kind.shape.kv_capacity_tokens
-    return np.where(chosen @ too_large, np.inf, seconds)
+    return np.where(chosen @ too_large(problem, kind.shape), np.inf, seconds)
 
 
 def _seconds(

@@ -33,7 +33,7 @@ from tailopt.oracle.alone import concave
 from tailopt.oracle.kinds import Kind, KindTerms, kinds_of
 from tailopt.oracle.minorant import Minorant
 from tailopt.oracle.problem import Problem
-from tailopt.oracle.units import Units
+from tailopt.oracle.units import Units, too_large
 
 MOST_CROWD_VARIABLES = 20_000
 """Booleans up to which a concave step time is modelled as it is, and not by affine functions below it."""
@@ -152,13 +152,11 @@ def integer_model(
     kind_of = np.empty(len(problem.fleet.engines), dtype=np.int64)
     for k, kind in enumerate(kinds):
         kind_of[list(kind.engines)] = k
-    need = problem.trace.prompt_tokens + problem.trace.output_tokens
     return IntegerModel(
         ticks_per_s=float(scale),
         kind_of=kind_of,
         allowed=[
-            [bool(need[members].max() <= kind.shape.kv_capacity_tokens) for members in units.members]
-            for kind in kinds
+            [not too_large(problem, kind.shape)[members].any() for members in units.members] for kind in kinds
         ],
         rows=[
             _rows(units, kind, part, problem.trace.n_requests, scale, 1 << bits + 1)
@@ -188,15 +186,17 @@ def _row(
     one: Minorant,
     a: Fraction,
     per_token: Fraction,
-    per_context: Fraction,
+    per_cache: Fraction,
     scale: Fraction,
     most: int,
 ) -> Row:
-    per_token, per_context = Fraction(one.b_s) + per_token, Fraction(one.c_s) + per_context
+    per_token, per_context = Fraction(one.b_s) + per_token, Fraction(one.c_s)
     lead = [min(most, int(a * scale * length)) for length in units.longest.tolist()]
     weight = [
-        min(most, int(per_token * scale * tokens + per_context * scale * context))
-        for tokens, context in zip(units.tokens.tolist(), units.context.tolist(), strict=True)
+        min(most, int(scale * (per_token * tokens + per_context * context + per_cache * cache)))
+        for tokens, context, cache in zip(
+            units.tokens.tolist(), units.context.tolist(), units.cache.tolist(), strict=True
+        )
     ]
     return Row(np.array(lead, dtype=np.int64), np.array(weight, dtype=np.int64))
 

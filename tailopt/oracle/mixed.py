@@ -159,8 +159,8 @@ def kind_weights(units: Units, kind: Kind, minorant: Minorant, weights: tuple[fl
     """``[u]`` seconds w that each unit adds to an engine of this kind, besides ``a u`` times the longest."""
     _, slots, cache = weights
     per_token = minorant.b_s + minorant.a_s * slots / kind.max_running
-    per_context = minorant.c_s + minorant.a_s * cache / kind.shape.kv_capacity_tokens
-    return np.asarray(per_token * units.tokens + per_context * units.context)
+    per_cache = minorant.a_s * cache / kind.shape.kv_capacity_tokens
+    return np.asarray(per_token * units.tokens + minorant.c_s * units.context + per_cache * units.cache)
 
 
 @njit(cache=True)

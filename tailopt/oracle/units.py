@@ -6,14 +6,18 @@ p_i prompt and L_i output tokens, reads :math:`A_i = p_i L_i + L_i (L_i + 1) / 2
 *KV area*). A unit adds its longest request, and the sums of L and A over its requests.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tailopt.arrays import Ints
+from tailopt.arrays import Bools, Ints
 from tailopt.engine.decode_time import context_read
+from tailopt.engine.profile import ShapeProfile
 from tailopt.engine.step_time import Lines
 from tailopt.oracle.problem import Problem
+from tailopt.simulate.batch import shared_tokens
+from tailopt.trace import Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +28,7 @@ class Units:
         longest: ``[u]`` longest output of each unit in tokens, falling.
         tokens: ``[u]`` sum of outputs.
         context: ``[u]`` sum of KV areas, in token-steps.
+        cache: ``[u]`` token-steps of KV cache that they keep busy at least (:func:`cache_areas`).
         members: the requests of each unit, longest first.
         least_tokens: ``[n]`` least sum of outputs of 1, 2, ... n requests.
         least_context: ``[n]`` least sum of KV areas of 1, 2, ... n requests.
@@ -35,6 +40,7 @@ class Units:
     longest: Ints
     tokens: Ints
     context: Ints
+    cache: Ints
     members: list[Ints]
     least_tokens: Ints
     least_context: Ints
@@ -52,9 +58,10 @@ def units_of(problem: Problem) -> Units:
     area = context_read(trace.prompt_tokens, output)
     longest = np.zeros(count, dtype=np.int64)
     np.maximum.at(longest, unit, output)
-    tokens, context = np.zeros((2, count), dtype=np.int64)
+    tokens, context, cache = np.zeros((3, count), dtype=np.int64)
     np.add.at(tokens, unit, output)
     np.add.at(context, unit, area)
+    np.add.at(cache, unit, cache_areas(trace, [fleet.shape_of(e) for e in range(len(fleet.engines))]))
     order = np.lexsort((-tokens, -longest))
     requests = np.lexsort((-output, unit))  # by unit, longest first
     by_unit = np.split(requests, np.flatnonzero(np.diff(unit[requests])) + 1)
@@ -63,6 +70,7 @@ def units_of(problem: Problem) -> Units:
         longest=longest[order],
         tokens=tokens[order],
         context=context[order],
+        cache=cache[order],
         members=[by_unit[u] for u in order],
         least_tokens=np.cumsum(np.sort(output)),
         least_context=np.cumsum(np.sort(area)),
@@ -70,6 +78,27 @@ def units_of(problem: Problem) -> Units:
         max_running=max(fleet.max_running(e) for e in engines),
         kv_capacity_tokens=max(fleet.shape_of(e).kv_capacity_tokens for e in engines),
     )
+
+
+def cache_areas(trace: Trace, shapes: Sequence[ShapeProfile]) -> Ints:
+    """``[n]`` least token-steps of KV cache that each request keeps busy while it gains its tokens.
+
+    When it gains its j-th token, p + j - 1 tokens of it are computed and in the cache. The blocks that it
+    shares with its group of G stand there once for all of them: of s shared tokens, s / G count for each.
+    """
+    shared = np.zeros(trace.n_requests, dtype=np.int64)
+    if any(shape.prefix_caching for shape in shapes):
+        shared = shared_tokens(trace, max(shape.block_tokens for shape in shapes))
+    size = np.bincount(trace.group)[trace.group]
+    output = trace.output_tokens
+    held = trace.context_tokens - shared + shared // size
+    return np.asarray(output * (output - 1) // 2 + output * held)
+
+
+def too_large(problem: Problem, shape: ShapeProfile) -> Bools:
+    """``[n]`` whether a request can never fit into the KV cache of an engine of this shape."""
+    need = problem.trace.context_tokens + problem.trace.output_tokens - 1
+    return np.asarray(need > shape.kv_capacity_tokens // shape.block_tokens * shape.block_tokens)
 
 
 def lines_of(problem: Problem, n_max: int) -> list[Lines]:

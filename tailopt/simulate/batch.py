@@ -62,7 +62,7 @@ def prepare(trace: Trace, fleet: Fleet, plan: Plan) -> Batch:
         fleet=fleet,
         blocks=blocks,
         max_running=np.array([fleet.max_running(e) for e in range(len(shapes))], dtype=np.int64),
-        shared_tokens=_shared_tokens(trace, block_tokens),
+        shared_tokens=shared_tokens(trace, int(block_tokens.max())),
         queue=by_owner[1:],
         shared_member=member,
         shared_start=start,
@@ -85,14 +85,13 @@ def _check_fit(trace: Trace, plan: Plan, fleet: Fleet, kv_tokens: Ints) -> None:
         )
 
 
-def _shared_tokens(trace: Trace, block_tokens: Ints) -> Ints:
-    """Tokens in the full blocks of a prompt that has other samples, its last token never among them.
+def shared_tokens(trace: Trace, block_tokens: int) -> Ints:
+    """``[n]`` tokens in the full blocks that a prompt shares with its other samples, 0 if it has none.
 
     A sample computes its prompt's last token, hence the block that ends with it, itself in any case. All
     engines of a profile have blocks of one size in practice; where not, the largest counts.
     """
-    block = int(block_tokens.max())
-    shared = (trace.context_tokens - 1) // block * block
+    shared = (trace.context_tokens - 1) // block_tokens * block_tokens
     group_size = np.bincount(trace.group)[trace.group]
     return np.where(group_size > 1, _least_of_group(trace, shared), 0)
 

@@ -327,7 +327,9 @@ def blocks_taken(engine: Record, phase: Ints, steps: int) -> int:
     """Blocks that the requests in decode take in so many steps: one each when their tokens fill the last."""
     size = engine.block_tokens
     taken = engine.decoding * (steps // size)
-    offset = (-engine.step) % size  # of those that take one at once; each step later, of the next lower offset
+    offset = (
+        -engine.step
+    ) % size  # of those that take one at once; each step later, of the next lower offset
     for _ in range(steps % size):
         taken += phase[offset]
         offset = offset - 1 if offset > 0 else size - 1
