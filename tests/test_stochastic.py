@@ -225,11 +225,11 @@ def test_policy_takes_scenarios_from_the_predictor() -> None:
     view = View.at_start(
         batch.trace, fleet_of(Affine(6e-3, 4e-4), 3), predictor(batch), scenario_tokens=scenarios, atomic=True
     )
-    policy = resolve_policy("sample_average")
+    policy = resolve_policy("sample_mean")
     plan = policy(view)
     assert (plan.engine_of == policy(view).engine_of).all()
     assert (policy(replace(view, scenario_tokens=None)).engine_of != plan.engine_of).any()
     with pytest.raises(InputError, match="worst_share"):
-        resolve_policy("sample_average(worst_share=0)")(view)
+        resolve_policy("sample_mean(worst_share=0)")(view)
     with pytest.raises(InputError, match="scenario_tokens"):
         replace(view, scenario_tokens=scenarios[:, 1:])

@@ -36,7 +36,7 @@ POLICIES = {
     "uniform": ("uniform", None),
     "best-k on history": ("best_k", "prompt_mean"),
     "LPT on history": ("lpt_additive", "prompt_mean"),
-    "sample average": ("sample_average", "prompt_distribution"),
+    "sample average": ("sample_mean", "prompt_distribution"),
 }
 FRESH = 2000  # scenarios that the search has not seen
 

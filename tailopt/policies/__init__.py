@@ -31,7 +31,7 @@ POLICIES: Mapping[str, Callable[..., Plan]] = {
     "lpt": lpt.lpt,
     "top_k": top_k.top_k,
     "best_k": best_k.best_k,
-    "sample_average": sample_average.sample_average,
+    "sample_mean": sample_average.sample_average,
 }
 
 

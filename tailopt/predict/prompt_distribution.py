@@ -31,7 +31,7 @@ SPREAD = 0.35
 def prompt_distribution(batch: Batch, rng: np.random.Generator, *, scenarios: int = 200) -> Floats:
     """Draw ``[scenarios, n]`` lengths of the batch's requests, given other samples of the same prompts.
 
-    A policy that takes one number per request gets the mean over the scenarios; ``sample_average`` gets
+    A policy that takes one number per request gets the mean over the scenarios; ``sample_mean`` gets
     them all.
 
     Raises:
