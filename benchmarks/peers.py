@@ -6,11 +6,11 @@
 - *plain CP-SAT*: the integer program as anyone would write it: assignment booleans, a variable for each
   engine's longest request, no bound that is known and no plan to start from;
 - the methods of ``solve``: those with solvers start from the staircase bound and its filling;
-- *prtpy*: Karmarkar-Karp and MULTIFIT of that package, on seconds that add up (the a of the step time ignored);
+- *prtpy*: Karmarkar-Karp and MULTIFIT of that package, on seconds that add up (a of the step time ignored);
 - *token KK*: k-way largest differencing on token sums, from its definition: what training frameworks balance
   sequence lengths with. Token sums are its own objective: "loads" is the largest token sum over the mean.
 
-"plan" is the plan's gap to the best lower bound that any method of the row proved, "proven" that to the method's
+"plan" is the gap to the best lower bound that any method of the row proved, "proven" that to the method's
 own. Approximation ratios known for number partitioning hold for loads that add up, which these do not.
 """
 
@@ -138,7 +138,7 @@ def plain_cpsat(problem: Problem, seconds: float) -> tuple[float, Ints]:
 
 
 def row_of(problem: Problem, seconds: float) -> list[tuple[str, float, float, float | None, float]]:
-    """(method, seconds, makespan, own bound, largest token sum over the mean) of every method that applies."""
+    """(method, seconds, makespan, own bound, largest token sum over mean) of every method that applies."""
     units = units_of(problem)
     engines = len(problem.fleet.engines)
     found = []

@@ -200,10 +200,13 @@ def _run(
 ) -> Iterator[dict[str, object]]:
     """What each cell makes of one batch."""
     predictors = {predictor.name: predictor for _, predictor in cells if predictor is not None}
-    predicted: dict[str, Floats] = {name: predictor(batch) for name, predictor in predictors.items()}
+    told = {name: (predictor(batch), predictor.scenarios(batch)) for name, predictor in predictors.items()}
     for policy, predictor in cells:
-        tokens = None if predictor is None else predicted[predictor.name]
-        plan = policy(View.at_start(batch.trace, fleet, tokens, atomic=atomic, seed=batch.seed))
+        tokens, scenarios = (None, None) if predictor is None else told[predictor.name]
+        view = View.at_start(
+            batch.trace, fleet, tokens, scenario_tokens=scenarios, atomic=atomic, seed=batch.seed
+        )
+        plan = policy(view)
         run = simulate(batch.trace, fleet, plan)
         told = NO_PREDICTOR if predictor is None else predictor.name
         if on_run is not None:

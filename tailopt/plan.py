@@ -112,6 +112,8 @@ class View:
         engine: where it runs or waits, -1 if nowhere yet.
         running: whether it is being decoded now.
         predicted_tokens: predicted output length in tokens, or None if the run has no predictor.
+        scenario_tokens: ``[scenarios, n]`` output lengths in equally likely outcomes of the whole batch, or
+            None if the predictor draws none.
         atomic: True if the requests of one group must stay on one engine.
         seed: for policies that draw; differs by batch, equal for all policies of a batch.
     """
@@ -126,6 +128,7 @@ class View:
     predicted_tokens: Floats | None
     atomic: bool
     seed: int
+    scenario_tokens: Floats | None = None
 
     def __post_init__(self) -> None:
         n = len(self.prompt)
@@ -140,6 +143,13 @@ class View:
         if self.predicted_tokens is not None:
             predicted = floats("view: predicted_tokens", self.predicted_tokens, n, minimum=0)
             assign(self, predicted_tokens=predicted)
+        if self.scenario_tokens is not None:
+            what = "view: scenario_tokens"
+            drawn = np.array([floats(what, scenario, n, minimum=1) for scenario in self.scenario_tokens])
+            if not len(drawn):
+                raise InputError(f"{what}: expected at least one scenario")
+            drawn.flags.writeable = False
+            assign(self, scenario_tokens=drawn)
 
     @classmethod
     def at_start(
@@ -148,6 +158,7 @@ class View:
         fleet: Fleet,
         predicted_tokens: Floats | Ints | None = None,
         *,
+        scenario_tokens: Floats | None = None,
         atomic: bool = False,
         seed: int = 0,
     ) -> "View":
@@ -164,6 +175,7 @@ class View:
             predicted_tokens=predicted_tokens,  # type: ignore[arg-type]  # made floats on construction
             atomic=atomic,
             seed=seed,
+            scenario_tokens=scenario_tokens,
         )
 
     @property

@@ -18,7 +18,7 @@ from tailopt.oracle.brute import brute_force
 from tailopt.oracle.certificate import Certificate
 from tailopt.oracle.check import check
 from tailopt.oracle.problem import Problem
-from tailopt.oracle.search_bound import SearchBound, items_of
+from tailopt.oracle.search_bound import SearchBound, items_of, least_of
 from tailopt.oracle.search_kernel import FOUND, GAVE_UP, REFUTED, even_out, explore
 from tailopt.oracle.solve import solve
 from tailopt.oracle.staircase import staircase_bound
@@ -32,7 +32,7 @@ MANY = 10**6
 
 def arrays(items: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     lead, weight = np.array(sorted(items, reverse=True), dtype=np.int64).T.copy()
-    return lead, weight, np.concatenate([[0], np.cumsum(weight)]), np.minimum.accumulate(weight)
+    return lead, weight, np.concatenate([[0], np.cumsum(weight)]), least_of(weight)
 
 
 def makespan(lead: np.ndarray, weight: np.ndarray, engine_of: np.ndarray) -> int:

@@ -22,6 +22,8 @@ MOST_STATES = 10_000_000
 
 BITS = 44
 
+HUGE = np.iinfo(np.int64).max
+
 
 def check_search(bound: SearchBound, problem: Problem) -> tuple[Fraction, str]:
     """The bound, if every way to place the units runs out of room before all are placed.
@@ -36,16 +38,15 @@ def check_search(bound: SearchBound, problem: Problem) -> tuple[Fraction, str]:
     lead = np.array([floor(a * longest / tick) for longest, _ in items])
     weight = np.array([floor(w / tick) for _, w in items])
     total = np.concatenate([[0], np.cumsum(weight)])
-    least = np.minimum.accumulate(weight)
 
     rooms = np.zeros((1, len(problem.fleet.engines)), dtype=np.int64)
     opened = np.zeros(1, dtype=np.int64)
     states = 0
     for place in range(len(items)):
+        least = np.minimum.accumulate(np.concatenate([np.full(place, HUGE), weight[place:]]))
+        smallest = int(weight[place + 1 :].min(initial=makespan))
         open_ = _may_fit(place, rooms, opened, lead, total, least, makespan)
-        rooms, opened = _children(
-            rooms[open_], opened[open_], lead[place], weight[place], least[-1], makespan
-        )
+        rooms, opened = _children(rooms[open_], opened[open_], lead[place], weight[place], smallest, makespan)
         if len(rooms) == 0:
             return min(lower_s, Fraction(bound.terms.within_s)), "search"
         states += len(rooms)

@@ -12,9 +12,9 @@ from tailopt.oracle.problem import Problem
 from tailopt.oracle.units import units_of
 from tailopt.simulate.simulator import simulate
 
-SLICES = 60  # of the local search, if there is no time limit
-ITERATIONS, MOST_ITERATIONS = 16, 1_000  # of the bound, without a time limit and with one
-SEARCH_SHARE = 0.25  # of the time limit
+SLICES = 20  # of the local search, if there is no time limit
+ITERATIONS, MOST_ITERATIONS = 12, 1_000  # of the bound, without a time limit and with one
+SEARCH_SHARE = 0.1  # of the time limit
 
 
 def lagrangian(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0) -> Certificate:
@@ -33,7 +33,7 @@ def refined(
         time_limit_s: seconds to spend at most, about; None for a fixed amount of work.
         seed: of the local search.
     """
-    started = clock()
+    started = clock() - certificate.wall_s
     if certificate.status == "optimal":
         return certificate
     units = units_of(problem)

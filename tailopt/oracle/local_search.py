@@ -12,6 +12,7 @@ rises by less than a threshold drawn anew each time. The level stays a share bel
 better plan comes for a while, the search goes back to the best one and the share is halved.
 """
 
+from contextlib import suppress
 from time import perf_counter as clock
 
 import numpy as np
@@ -48,7 +49,7 @@ def local_search(
         problem, units: what is placed where.
         engine_of: ``[u]`` the plan to start from.
         lower_s: no plan is done earlier; the search stops when it gets there.
-        time_limit_s: seconds after which it stops, wherever it is.
+        time_limit_s: seconds after which it stops, wherever it is; so does Ctrl-C.
         seed: of the proposals.
         slices: stop after this many slices of ``STEPS`` proposals, so that the result does not depend on the
             machine; None for no such limit.
@@ -57,17 +58,18 @@ def local_search(
     search = _Search(problem, units, engine_of, seed)
     best, best_s = search.engine_of.copy(), float(search.done_s.max())
     descent, stuck, done = max(DESCENT, (1 - lower_s / best_s) / 2), 0, 0
-    while best_s > lower_s * (1 + 1e-12) and clock() < deadline and (slices is None or done < slices):
-        level_s = max(lower_s, best_s * (1 - descent))
-        reached_s = search.advance(level_s, best_s, best)
-        done += 1
-        if reached_s < best_s:
-            best_s, stuck = reached_s, 0
-            continue
-        stuck += 1
-        if stuck == PATIENCE:
-            descent, stuck = (descent / 2 if descent > LEAST_DESCENT else DESCENT), 0
-            search.restart(best)
+    with suppress(KeyboardInterrupt):
+        while best_s > lower_s * (1 + 1e-12) and clock() < deadline and (slices is None or done < slices):
+            level_s = max(lower_s, best_s * (1 - descent))
+            reached_s = search.advance(level_s, best_s, best)
+            done += 1
+            if reached_s < best_s:
+                best_s, stuck = reached_s, 0
+                continue
+            stuck += 1
+            if stuck == PATIENCE:
+                descent, stuck = (descent / 2 if descent > LEAST_DESCENT else DESCENT), 0
+                search.restart(best)
     return best
 
 

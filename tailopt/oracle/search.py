@@ -40,6 +40,7 @@ from tailopt.arrays import Ints
 from tailopt.engine.step_time import Affine
 from tailopt.oracle.bound_and_fill import plan_of, staircase
 from tailopt.oracle.certificate import OPTIMAL_GAP, Certificate, status_of
+from tailopt.oracle.lagrangian_solve import lagrangian
 from tailopt.oracle.minorant import minorants
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.search_bound import Items, SearchBound, items_of
@@ -76,7 +77,8 @@ def search(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0
     """The staircase's certificate, both ends improved where engines are alike and the step time is affine.
 
     Args:
-        problem: any; elsewhere :func:`tailopt.oracle.bound_and_fill.staircase` answers.
+        problem: any; elsewhere :func:`tailopt.oracle.bound_and_fill.staircase` answers if shapes are mixed,
+            and :func:`tailopt.oracle.lagrangian_solve.lagrangian` for other step times.
         time_limit_s: when to stop; None for a fixed amount of work. An interrupt (Ctrl-C) stops it too, and
             what was found is returned.
         seed: nothing is drawn.
@@ -92,8 +94,10 @@ def search(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0
     started = time.perf_counter()
     fleet = problem.fleet
     tau = fleet.shape_of(0).step_time
-    if not (fleet.identical and isinstance(tau, Affine)):
+    if not fleet.identical:
         return staircase(problem)
+    if not isinstance(tau, Affine):
+        return lagrangian(problem, time_limit_s=time_limit_s, seed=seed)
     units = units_of(problem)
     first, terms = _first(problem, units, tau, started)
     if first.gap <= CLOSE:

@@ -11,6 +11,8 @@ from tailopt.oracle.units import Units
 TICKS = 2**44
 """Ticks of the search's clock in one upper bound: sums over all engines stay far below 2**63."""
 
+MOST_ROWS = 512  # of the table of least weights: where units are many, later ones are lighter anyway
+
 
 @dataclass(frozen=True)
 class SearchBound:
@@ -37,7 +39,7 @@ class Items:
         lead: ``[u]`` ticks that a unit costs an engine as its longest, falling.
         weight: ``[u]`` ticks that it adds wherever it is.
         total: ``[u + 1]`` prefix sums of the weights.
-        least: ``[u]`` the least weight so far.
+        least: ``[u, u]`` the least weight of units i to q; ``[1, u]``, of units 0 to q, if they are many.
     """
 
     tick_s: float
@@ -57,8 +59,19 @@ def items_of(units: Units, terms: StaircaseBound, upper_s: float) -> Items:
         lead=_ticks(lead_s, tick_s),
         weight=weight,
         total=np.concatenate([[0], np.cumsum(weight)]),
-        least=np.minimum.accumulate(weight),
+        least=least_of(weight),
     )
+
+
+def least_of(weight: Ints) -> Ints:
+    """``[u, u]`` least weight of units i to q, or ``[1, u]`` of 0 to q if ``MOST_ROWS`` are too few.
+
+    >>> least_of(np.array([5, 7, 6]))[1]
+    array([9223372036854775807,                   7,                   6])
+    """
+    rows = len(weight) if len(weight) <= MOST_ROWS else 1
+    from_row_on = np.arange(len(weight)) >= np.arange(rows)[:, None]
+    return np.minimum.accumulate(np.where(from_row_on, weight, np.iinfo(np.int64).max), axis=1)
 
 
 def _ticks(seconds: Floats, tick_s: float) -> Ints:

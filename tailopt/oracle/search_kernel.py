@@ -49,7 +49,7 @@ def explore(
     opened = np.zeros(n + 1, np.int64)
     following = np.zeros(n + 1, np.int64)  # which engine is tried next; -1: a new one; -2: none is left
     taken = np.zeros(n, np.int64)  # engine of each unit placed
-    closed = least[n - 1]  # a room below this holds nothing more
+    rows = len(least) - 1
     states, depth, fresh = 0, 0, True
     while depth >= 0:
         j = opened[depth]
@@ -60,9 +60,9 @@ def explore(
             if depth == n:
                 engine_of[:] = taken
                 return FOUND, states
-            if not fits(lead, total, least, depth, room[depth], j, engines - j, makespan) or known(
-                seen, stamp, depth, room[depth], j
-            ):
+            if not fits(
+                lead, total, least[min(depth, rows)], depth, room[depth], j, engines - j, makespan
+            ) or known(seen, stamp, depth, room[depth], j):
                 depth -= 1
                 fresh = False
                 continue
@@ -90,6 +90,7 @@ def explore(
             depth -= 1
             fresh = False
             continue
+        closed = least[min(depth + 1, rows), n - 1]  # a room below this holds nothing more
         room[depth + 1, :] = room[depth, :]
         label[depth + 1, :] = label[depth, :]
         insert(room[depth + 1], label[depth + 1], e, opened[depth + 1], left if left >= closed else 0,
@@ -106,7 +107,8 @@ def fits(
     """Whether (room) can hold for the units from ``start`` on, leaders pushed as far right as it lets them.
 
     Args:
-        lead, total, least: as in :func:`explore`.
+        lead, total: as in :func:`explore`.
+        least: ``[u]`` the least weight of units ``start`` to q.
         start: the first unit not yet placed.
         room: rooms of the engines opened, falling; the first ``opened`` count.
         left: engines not yet opened.

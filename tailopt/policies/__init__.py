@@ -14,6 +14,7 @@ from tailopt.policies import (
     lpt,
     lpt_additive,
     round_robin,
+    sample_average,
     shared_queue,
     top_k,
     uniform,
@@ -30,6 +31,7 @@ POLICIES: Mapping[str, Callable[..., Plan]] = {
     "lpt": lpt.lpt,
     "top_k": top_k.top_k,
     "best_k": best_k.best_k,
+    "sample_mean": sample_average.sample_average,
 }
 
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from tailopt.arrays import Floats
 from tailopt.errors import InputError
+from tailopt.trace.trace import Trace
 from tailopt.trace.transforms import Batch
 
 
@@ -27,14 +28,24 @@ def prompt_mean(batch: Batch, rng: np.random.Generator) -> Floats:
     >>> prompt_mean(batch, np.random.default_rng(0))
     array([65., 65.,  8.,  8.])
     """
+    history = history_of(batch)
+    lengths, prompt = history.output_tokens, batch.history_prompt
+    count = np.bincount(prompt, minlength=batch.trace.n_prompts)
+    total = np.bincount(prompt, weights=lengths, minlength=batch.trace.n_prompts)
+    mean = np.where(count > 0, total / np.maximum(count, 1), lengths.mean())
+    return np.asarray(mean[batch.trace.prompt])
+
+
+def history_of(batch: Batch) -> Trace:
+    """The batch's history.
+
+    Raises:
+        InputError: if the batch took all samples of all its prompts, so that nothing is left to learn from.
+    """
     if batch.history is None:
         size = int(np.bincount(batch.trace.prompt).max())
         raise InputError(
             f"the batch takes all {size} samples of each prompt and leaves none to learn from; "
             f"draw fewer, e.g. --samples {max(1, size // 2)}"
         )
-    lengths, prompt = batch.history.output_tokens, batch.history_prompt
-    count = np.bincount(prompt, minlength=batch.trace.n_prompts)
-    total = np.bincount(prompt, weights=lengths, minlength=batch.trace.n_prompts)
-    mean = np.where(count > 0, total / np.maximum(count, 1), lengths.mean())
-    return np.asarray(mean[batch.trace.prompt])
+    return batch.history
