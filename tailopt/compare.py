@@ -208,12 +208,12 @@ def _run(
         )
         plan = policy(view)
         run = simulate(batch.trace, fleet, plan)
-        told = NO_PREDICTOR if predictor is None else predictor.name
+        told_by = NO_PREDICTOR if predictor is None else predictor.name
         if on_run is not None:
-            on_run(index, policy.name, told, batch, run)
+            on_run(index, policy.name, told_by, batch, run)
         yield {
             "policy": policy.name,
-            "predictor": told,
+            "predictor": told_by,
             "makespan_s": run.makespan_s,
             "idle_share": run.idle_share,
             "tokens_per_gpu_s": run.tokens_per_gpu_s,
