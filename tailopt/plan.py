@@ -168,7 +168,7 @@ class View:
             now_s=0.0,
             fleet=fleet,
             prompt=trace.group,
-            prompt_tokens=trace.prompt_tokens,
+            prompt_tokens=trace.context_tokens,
             generated_tokens=np.zeros(n, dtype=np.int64),
             engine=np.full(n, SHARED_QUEUE, dtype=np.int64),
             running=np.zeros(n, dtype=np.bool_),

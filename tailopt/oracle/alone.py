@@ -50,7 +50,7 @@ def alone_bound(problem: Problem, units: Units) -> AloneBound | None:
         return None
     alone_s = [
         min(
-            float(decode_time_s(shape.step_time, trace.prompt_tokens[members], trace.output_tokens[members]))
+            float(decode_time_s(shape.step_time, trace.context_tokens[members], trace.output_tokens[members]))
             for shape in shapes
         )
         for members in units.members

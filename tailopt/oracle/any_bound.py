@@ -92,8 +92,8 @@ def lower_any_s(trace: Trace, fleet: Fleet) -> AnyBound:
 
 
 def _alone_s(trace: Trace, shapes: list[ShapeProfile]) -> float:
-    longest = int(np.lexsort((trace.prompt_tokens, trace.output_tokens))[-1])
-    context = trace.prompt_tokens[longest] + np.arange(1, trace.output_tokens[longest] + 1)
+    longest = int(np.lexsort((trace.context_tokens, trace.output_tokens))[-1])
+    context = trace.context_tokens[longest] + np.arange(1, trace.output_tokens[longest] + 1)
     return float(np.min([shape.step_time(1, context) for shape in shapes], axis=0).sum())
 
 
@@ -114,7 +114,7 @@ def dual_bound_s(
     trace: Trace, shapes: list[ShapeProfile], gpus: int, theta: float, mu_s: float, kappa_s: float
 ) -> float:
     """The last line of the module's argument, for admissible multipliers."""
-    area = context_read(trace.prompt_tokens, trace.output_tokens)
+    area = context_read(trace.context_tokens, trace.output_tokens)
     longest = int(np.argmax(trace.output_tokens))
     slope_s, gpu_slope_s = _slopes(shapes)
     columns = _columns(trace, shapes)
@@ -155,7 +155,7 @@ def _propose(trace: Trace, shapes: list[ShapeProfile], gpus: int) -> list[tuple[
     """Multipliers (theta, mu, kappa) that solve the dual program, as a solver sees it."""
     from scipy.optimize import linprog
 
-    area = context_read(trace.prompt_tokens, trace.output_tokens)
+    area = context_read(trace.context_tokens, trace.output_tokens)
     longest = int(np.argmax(trace.output_tokens))
     slope_s, gpu_slope_s = _slopes(shapes)
     columns = _columns(trace, shapes)

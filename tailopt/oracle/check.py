@@ -177,7 +177,7 @@ def _alone(bound: AloneBound, problem: Problem) -> tuple[Fraction, str]:
         if problem.atomic
         else np.arange(trace.n_requests) == bound.request
     )
-    running, context = _steps(trace.prompt_tokens[unit].tolist(), trace.output_tokens[unit].tolist())
+    running, context = _steps(trace.context_tokens[unit].tolist(), trace.output_tokens[unit].tolist())
     shapes = {fleet.shape_of(e) for e in range(len(fleet.engines))}
     for shape in shapes:
         at = [Fraction(float(shape.step_time(n, 0))) for n in range(running[0] + 1)]
@@ -200,8 +200,8 @@ def check_any(bound: AnyBound, problem: Problem) -> tuple[Fraction, str]:
     """
     trace, gpus = problem.trace, problem.fleet.gpus
     shapes = [shape for tp, shape in problem.fleet.profile.shapes.items() if tp <= gpus]
-    longest = max(range(trace.n_requests), key=lambda i: (trace.output_tokens[i], trace.prompt_tokens[i]))
-    prompt, output = int(trace.prompt_tokens[longest]), int(trace.output_tokens[longest])
+    longest = max(range(trace.n_requests), key=lambda i: (trace.output_tokens[i], trace.context_tokens[i]))
+    prompt, output = int(trace.context_tokens[longest]), int(trace.output_tokens[longest])
     context = prompt + np.arange(1, output + 1)
     alone = _exact_sum(np.min([shape.step_time(1, context) for shape in shapes], axis=0))
     theta, mu, kappa = Fraction(bound.theta), Fraction(bound.mu_s), Fraction(bound.kappa_s)
@@ -215,7 +215,7 @@ def check_any(bound: AnyBound, problem: Problem) -> tuple[Fraction, str]:
             least = theta * base + left if least is None else min(least, theta * base + left)
     assert least is not None
     areas = [
-        area(int(p), int(tokens)) for p, tokens in zip(trace.prompt_tokens, trace.output_tokens, strict=True)
+        area(int(p), int(tokens)) for p, tokens in zip(trace.context_tokens, trace.output_tokens, strict=True)
     ]
     slopes = [(_slope(shape.step_time), shape.tp) for shape in shapes]
     dual: Fraction = (
@@ -224,7 +224,7 @@ def check_any(bound: AnyBound, problem: Problem) -> tuple[Fraction, str]:
         + least * output
         + theta
         * min(slope for slope, _ in slopes)
-        * area(int(trace.prompt_tokens[int(np.argmax(trace.output_tokens))]), output)
+        * area(int(trace.context_tokens[int(np.argmax(trace.output_tokens))]), output)
         + (1 - theta) / gpus * min(tp * slope for slope, tp in slopes) * sum(areas, Fraction(0))
     )
     return max((alone, "longest request alone"), (dual, "linear program"))

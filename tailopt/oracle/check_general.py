@@ -98,7 +98,7 @@ def _tabulate(
         [[sum(floor(scale * x * rise[r]) for x, rise in zip(row, rises, strict=True)) for r in range(ranks)]
          for row in multipliers], dtype=object,
     )  # fmt: skip
-    areas = [area(int(trace.prompt_tokens[i]), int(trace.output_tokens[i])) for i in order]
+    areas = [area(int(trace.context_tokens[i]), int(trace.output_tokens[i])) for i in order]
     slopes = [[x * Fraction(one.c_s) for x, one in zip(row, minorants, strict=True)] for row in multipliers]
     length = [int(trace.output_tokens[i]) for i in order]
     seconds = [_sums(rise, n) for rise in rises]

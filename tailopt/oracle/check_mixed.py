@@ -51,7 +51,7 @@ def _unit_weights(
     per_token = b + a * Fraction(weights[1]) / slots
     per_cache = a * Fraction(weights[2]) / shape.kv_capacity_tokens
     busy = cache_busy(problem.trace, [problem.fleet.shape_of(e) for e in range(len(problem.fleet.engines))])
-    prompt, output = problem.trace.prompt_tokens.tolist(), problem.trace.output_tokens.tolist()
+    prompt, output = problem.trace.context_tokens.tolist(), problem.trace.output_tokens.tolist()
     return [
         per_token * sum(output[i] for i in members)
         + c * sum((area(prompt[i], output[i]) for i in members), Fraction(0))

@@ -79,7 +79,7 @@ class _Sets:
     def __init__(self, units: list[list[int]], problem: Problem) -> None:
         trace = problem.trace
         self.units, self.n = units, trace.n_requests
-        self.prompt, self.output = trace.prompt_tokens.tolist(), trace.output_tokens.tolist()
+        self.prompt, self.output = trace.context_tokens.tolist(), trace.output_tokens.tolist()
         self.area = [int(area(p, length)) for p, length in zip(self.prompt, self.output, strict=True)]
         self.holds = [(np.arange(1 << len(units)) >> u & 1).astype(np.bool_) for u in range(len(units))]
         busy = cache_busy(
@@ -89,7 +89,7 @@ class _Sets:
         self.longest, self.largest, self.tokens, self.context, self.cache = zeros
         for members, holds in zip(units, self.holds, strict=True):
             self.longest[holds] = np.maximum(self.longest[holds], max(self.output[i] for i in members))
-            need = max(max(self.prompt[i], 1) + self.output[i] - 1 for i in members)
+            need = max(self.prompt[i] + self.output[i] - 1 for i in members)
             self.largest[holds] = np.maximum(self.largest[holds], need)
             self.tokens[holds] += sum(self.output[i] for i in members)
             self.context[holds] += sum(self.area[i] for i in members)

@@ -41,10 +41,10 @@ def cache_busy(trace: Trace, shapes: Sequence[ShapeProfile]) -> list[int]:
     caching = any(shape.prefix_caching for shape in shapes)
     groups: dict[int, list[int]] = {}
     for i, group in enumerate(trace.group.tolist()):
-        groups.setdefault(group, []).append(max(1, int(trace.prompt_tokens[i])))
+        groups.setdefault(group, []).append(int(trace.context_tokens[i]))
     busy = []
     for i, group in enumerate(trace.group.tolist()):
-        prompt, output = max(1, int(trace.prompt_tokens[i])), int(trace.output_tokens[i])
+        prompt, output = int(trace.context_tokens[i]), int(trace.output_tokens[i])
         prompts = groups[group]
         shared = (min(prompts) - 1) // block * block if caching and len(prompts) > 1 else 0
         held = prompt - shared + shared // len(prompts)
@@ -54,11 +54,8 @@ def cache_busy(trace: Trace, shapes: Sequence[ShapeProfile]) -> list[int]:
 
 def fits_alone(problem: Problem, shape: ShapeProfile, request: int) -> bool:
     """Whether a request's tokens but the last fit into the whole blocks of a shape's KV cache."""
-    prompt, output = problem.trace.prompt_tokens[request], problem.trace.output_tokens[request]
-    return (
-        int(max(prompt, 1) + output - 1)
-        <= shape.kv_capacity_tokens // shape.block_tokens * shape.block_tokens
-    )
+    prompt, output = problem.trace.context_tokens[request], problem.trace.output_tokens[request]
+    return int(prompt + output - 1) <= shape.kv_capacity_tokens // shape.block_tokens * shape.block_tokens
 
 
 def units_by_length(problem: Problem) -> list[list[int]]:
@@ -88,7 +85,7 @@ def require_rays(
     trace = problem.trace
     length = sorted(Fraction(int(tokens)) for tokens in trace.output_tokens)
     areas = sorted(
-        area(int(p), int(tokens)) for p, tokens in zip(trace.prompt_tokens, trace.output_tokens, strict=True)
+        area(int(p), int(tokens)) for p, tokens in zip(trace.context_tokens, trace.output_tokens, strict=True)
     )
     limits = [*(ray.n_max for ray in rays), n_max]
     require(limits[0] == min(slots, trace.n_requests), "the first concurrency limit is not the fleet's")
@@ -116,7 +113,7 @@ def staircase_items(
     cache = max(shape.kv_capacity_tokens for shape in shapes)
     length = [Fraction(int(tokens)) for tokens in trace.output_tokens]
     areas = [
-        area(int(p), int(tokens)) for p, tokens in zip(trace.prompt_tokens, trace.output_tokens, strict=True)
+        area(int(p), int(tokens)) for p, tokens in zip(trace.context_tokens, trace.output_tokens, strict=True)
     ]
 
     require_rays(bound.rays, bound.minorant.n_max, bound.within_s, slots, shapes, problem)

@@ -64,7 +64,7 @@ def _rows(
     kind: Kind, terms: KindTerms, units: list[list[int]], scale: Fraction, most: int, problem: Problem
 ) -> list[tuple[Whole, Whole]]:
     """(leads, weights) in ticks: an engine's steps bounded by its longest request, its slots, its cache."""
-    prompt, output = problem.trace.prompt_tokens.tolist(), problem.trace.output_tokens.tolist()
+    prompt, output = problem.trace.context_tokens.tolist(), problem.trace.output_tokens.tolist()
     longest = [max(output[i] for i in members) for members in units]
     tokens = [sum(output[i] for i in members) for members in units]
     context = [int(sum(area(prompt[i], output[i]) for i in members)) for members in units]
@@ -93,7 +93,7 @@ def _crowd(
     kind: Kind, units: list[list[int]], scale: Fraction, most: int, problem: Problem
 ) -> tuple[list[Whole], list[Whole], Whole] | None:
     """(requests of each unit in each stretch, ticks of each stretch by requests, ticks of reading)."""
-    prompt, output = problem.trace.prompt_tokens.tolist(), problem.trace.output_tokens.tolist()
+    prompt, output = problem.trace.context_tokens.tolist(), problem.trace.output_tokens.tolist()
     tau = kind.shape.step_time
     f = [Fraction(float(tau(n, 0))) for n in range(len(output) + 1)]
     lengths = sorted(set(output), reverse=True)

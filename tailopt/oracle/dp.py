@@ -105,7 +105,7 @@ def least_seconds(problem: Problem, units: Units, kind: Kind, terms: KindTerms) 
     seconds = np.zeros(len(holds))
     is_concave = concave(kind.shape.step_time.lines(trace.n_requests))
     if is_concave:
-        seconds = decode_time_s(kind.shape.step_time, trace.prompt_tokens, trace.output_tokens, chosen)
+        seconds = decode_time_s(kind.shape.step_time, trace.context_tokens, trace.output_tokens, chosen)
     if not (is_concave and fits_at_once(problem, kind)):
         longest = np.where(holds, units.longest, 0).max(axis=1)
         tokens, context, cache = holds @ units.tokens, holds @ units.context, holds @ units.cache
@@ -123,11 +123,11 @@ def _seconds(
     trace = problem.trace
     _, chosen = sets_of(units, trace.n_requests)
     if fits_at_once(problem, kind):
-        return decode_time_s(kind.shape.step_time, trace.prompt_tokens, trace.output_tokens, chosen)
-    seconds = engine_time_s(kind.shape, kind.max_running, trace.prompt_tokens, trace.output_tokens, chosen)
+        return decode_time_s(kind.shape.step_time, trace.context_tokens, trace.output_tokens, chosen)
+    seconds = engine_time_s(kind.shape, kind.max_running, trace.context_tokens, trace.output_tokens, chosen)
     seconds[least == np.inf] = np.inf
     fits = (chosen.sum(axis=1) <= kind.max_running) & (
-        chosen @ (trace.prompt_tokens + trace.output_tokens) <= kind.shape.kv_capacity_tokens
+        chosen @ (trace.context_tokens + trace.output_tokens) <= kind.shape.kv_capacity_tokens
     )
     engine = problem.fleet.engines[kind.engines[0]]
     alone = Fleet(problem.fleet.profile, (engine,), engine.tp)

@@ -60,7 +60,7 @@ class _Filling:
         self.kv_capacity_tokens = np.array(kv, dtype=np.int64)
         self.lines = line_table(fleet, int(min(self.max_running.max(), trace.n_requests)))
         self.output = trace.output_tokens[requests]
-        self.prompt = trace.prompt_tokens[requests]
+        self.prompt = trace.context_tokens[requests]
         self.unit_start = np.cumsum([0, *map(len, units.members)], dtype=np.int64)
 
     def place(self, makespan_s: float, rule: int) -> tuple[Ints, float]:

@@ -216,7 +216,7 @@ def _crowd(problem: Problem, units: Units, kind: Kind, scale: Fraction, most: in
     stretch = (lengths - np.append(lengths[1:], 0)).tolist()
     f = [Fraction(float(seconds)) for seconds in tau(np.arange(trace.n_requests + 1), 0)]
     c = Fraction(float(lines.slope_s[0])) * scale
-    area = context_read(trace.prompt_tokens, trace.output_tokens)
+    area = context_read(trace.context_tokens, trace.output_tokens)
     return Crowd(
         running=np.stack([(trace.output_tokens[m][:, None] >= lengths).sum(axis=0) for m in units.members]),
         ticks=[

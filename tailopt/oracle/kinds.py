@@ -79,5 +79,5 @@ def fits_at_once(problem: Problem, kind: Kind) -> bool:
     trace = problem.trace
     return (
         trace.n_requests <= kind.max_running
-        and int((trace.prompt_tokens + trace.output_tokens).sum()) <= kind.shape.kv_capacity_tokens
+        and int((trace.context_tokens + trace.output_tokens).sum()) <= kind.shape.kv_capacity_tokens
     )

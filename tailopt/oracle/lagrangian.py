@@ -159,7 +159,7 @@ class _Asked:
         self.minorants = concave_minorants(lines, n_max, self._steps(n_max))
         if n_max < len(self.unit):
             self.minorants += ray_minorants(lines, n_max)
-        context = context_read(trace.prompt_tokens, trace.output_tokens)[self.requests]
+        context = context_read(trace.context_tokens, trace.output_tokens)[self.requests]
         ranks = max(len(minorant.rises_s) for minorant in self.minorants)
         rises = np.array([_padded(minorant.rises_s, ranks) for minorant in self.minorants])
         slopes = np.array([minorant.c_s for minorant in self.minorants])

@@ -84,7 +84,7 @@ class _Search:
         self.limits = np.array(limits, dtype=np.int64)
         self.lines = line_table(fleet, int(min(self.limits[:, 0].max(), trace.n_requests)))
         self.output = trace.output_tokens[requests]
-        self.prompt = trace.prompt_tokens[requests]
+        self.prompt = trace.context_tokens[requests]
         self.unit_start = np.cumsum([0, *map(len, units.members)], dtype=np.int64)
         self.random = np.random.default_rng(seed)
         self.restart(engine_of)

@@ -32,7 +32,7 @@ def mixed_filling(
         kv_share: share of the KV cache that the filling counts on.
     """
     kinds = kinds_of(problem.fleet)
-    need = problem.trace.prompt_tokens + problem.trace.output_tokens
+    need = problem.trace.context_tokens + problem.trace.output_tokens
     largest = [need[members].max() for members in units.members]
     load = np.array([units.longest, units.tokens, units.context, largest], dtype=np.float64)
     trial, best = np.zeros(len(units.members), dtype=np.int64), None

@@ -55,7 +55,7 @@ def units_of(problem: Problem) -> Units:
     output = trace.output_tokens
     unit = trace.group if problem.atomic else np.arange(trace.n_requests)
     count = int(unit.max()) + 1
-    area = context_read(trace.prompt_tokens, output)
+    area = context_read(trace.context_tokens, output)
     longest = np.zeros(count, dtype=np.int64)
     np.maximum.at(longest, unit, output)
     tokens, context, cache = np.zeros((3, count), dtype=np.int64)
@@ -74,7 +74,7 @@ def units_of(problem: Problem) -> Units:
         members=[by_unit[u] for u in order],
         least_tokens=np.cumsum(np.sort(output)),
         least_context=np.cumsum(np.sort(area)),
-        most_context=int((trace.prompt_tokens + output).sum()),
+        most_context=int((trace.context_tokens + output).sum()),
         max_running=max(fleet.max_running(e) for e in engines),
         kv_capacity_tokens=max(fleet.shape_of(e).kv_capacity_tokens for e in engines),
     )

@@ -94,7 +94,7 @@ def _co_location(bound: CoLocationBound, problem: StochasticProblem, known: list
             continue
         read = [Fraction(0)] * units
         for r, u in enumerate(unit):
-            read[u] += slope * area(int(problem.trace.prompt_tokens[r]), int(problem.scenario_tokens[s, r]))
+            read[u] += slope * area(int(problem.trace.context_tokens[r]), int(problem.scenario_tokens[s, r]))
         for i, weight in weights.items():
             alone, added = _engine(i, problem.scenario_tokens[s].tolist(), unit, f)
             value += weight * (alone + read[i])

@@ -135,7 +135,7 @@ def engine_terms(
     base_s, slope_s = lines.base_s[0], float(lines.slope_s[0])
     order = np.argsort(problem.unit, kind="stable")
     unit, tokens = problem.unit[order], np.ascontiguousarray(problem.scenario_tokens[counted][:, order])
-    context = problem.trace.prompt_tokens[order] * tokens + tokens * (tokens + 1) // 2
+    context = problem.trace.context_tokens[order] * tokens + tokens * (tokens + 1) // 2
     read_s = slope_s * np.add.reduceat(context, start[:-1], axis=1)
     units = len(start) - 1
     alone_s, added_s = np.zeros((len(counted), units)), np.zeros((len(counted), units, units))

@@ -80,7 +80,7 @@ def solve_stochastic(
 
 def _outcomes(problem: StochasticProblem) -> Outcomes:
     return Outcomes.of(
-        problem.fleet, problem.unit, problem.trace.prompt_tokens, problem.scenario_tokens.astype(np.float64)
+        problem.fleet, problem.unit, problem.trace.context_tokens, problem.scenario_tokens.astype(np.float64)
     )
 
 
