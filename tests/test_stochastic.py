@@ -45,7 +45,7 @@ def problems(
 
 def outcomes_of(problem: StochasticProblem) -> Outcomes:
     tokens = problem.scenario_tokens.astype(float)
-    return Outcomes.of(problem.fleet, problem.unit, problem.trace.prompt_tokens, tokens)
+    return Outcomes.of(problem.fleet, problem.unit, problem.trace.context_tokens, tokens)
 
 
 def best_by_trying_all(problem: StochasticProblem) -> float:
