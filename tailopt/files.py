@@ -24,11 +24,13 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     ['a.txt']
     """
     path = Path(path)
+    if not path.name:
+        raise InputError(f"{path}: expected the name of a file")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         temporary.touch(exist_ok=False)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero in the name
+        raise InputError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
     try:
         yield temporary
         temporary.replace(path)
@@ -47,6 +49,18 @@ def is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError:  # the name is too long
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder of this name; as :func:`is_file`.
+
+    >>> is_folder(Path()), is_folder(Path("x" * 10_000))
+    (True, False)
+    """
+    try:
+        return path.is_dir()
+    except OSError:
         return False
 
 

@@ -139,7 +139,7 @@ def _values(where: str, text: str) -> dict[str, Any]:
             raise ValueError
         return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
-        raise InputError(f"{where}: expected options as name=value with plain values, got ({text})") from None
+        raise InputError(f"{where}: expected options as name=value with plain values") from None
 
 
 def _check_options(

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tailopt.errors import InputError
-from tailopt.trace import text_rows
+from tailopt.trace import Trace, text_rows
 from tailopt.trace.formats import FORMATS
-from tailopt.trace.reading import read_trace
+from tailopt.trace.reading import read_trace, resolve_trace, write_trace
 from tailopt.trace.tokenizer import load_tokenizer
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -226,15 +226,48 @@ def test_group_split_over_files(tmp_path: Path) -> None:
     assert trace.n_prompts == 1
     b = file(tmp_path, "b.csv", "prompt_id,output_tokens\nq9,3\n")
     assert refusal([a, b]) == f"{b}: step is in some rows only, expected it in all or none"
+    for name in ("x", "y"):
+        (tmp_path / name).mkdir()
+        file(tmp_path / name, "a.csv", "prompt_id,output_tokens\nq1,1\n")
+    x, y = tmp_path / "x", tmp_path / "y"
+    assert refusal([x, y]) == f"prompt 'q1' is split over {x}/a.csv and {y}/a.csv, expected in one file"
+
+
+@pytest.mark.parametrize("name", ["x" * 5000 + ".csv", "a\0b.csv", "", "\udcff.csv", "no\n such.csv"])
+def test_names_that_no_file_has(name: str) -> None:
+    with pytest.raises(InputError, match=r"no such file|unknown"):
+        resolve_trace(name)
+    with pytest.raises(InputError, match="no such file"):
+        read_trace(f"./{name}" if name else "./no such")
+    with pytest.raises(InputError, match=r"cannot be written|cannot tell"):
+        write_trace(Trace.of([[1]]), f"no such folder/{name}")
+
+
+def test_bundled_names_are_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("gpqa-deepseek-reasoner", "mine"):
+        file(tmp_path, name, "output_tokens\n3\n")
+    assert resolve_trace("gpqa-deepseek-reasoner")[0].n_requests > 1000
+    assert resolve_trace("./gpqa-deepseek-reasoner")[0].n_requests == 1
+    assert resolve_trace("mine")[0].n_requests == 1
 
 
 def test_samples_twice_and_gaps(tmp_path: Path) -> None:
     path = file(tmp_path, "o.csv", "prompt_id,sample,output_tokens\nq1,0,1\nq1,0,2\n")
-    assert "sample 0 of prompt 'q1' appears twice" in refusal(path)
-    path = file(tmp_path, "o.csv", "prompt,prompt_id,output_tokens\n0,a,1\n2,b,2\n")
-    assert "prompt: expected numbers from 0 without gaps" in refusal(path)
+    assert refusal(path) == f"{path}: line 3: sample 0 of prompt 'q1' appears twice, expected once"
+    path = file(tmp_path, "o.csv", "prompt,prompt_id,output_tokens\n2,b,2\n0,a,1\n")
+    assert refusal(path) == (
+        f"{path}: line 2, column 'prompt': got 2, expected numbers from 0 without gaps, one per prompt_id"
+    )
     path = file(tmp_path, "o.csv", "prompt,prompt_id,output_tokens\n0,a,1\n0,b,2\n")
-    assert "prompt: expected numbers from 0 without gaps" in refusal(path)
+    assert refusal(path) == (
+        f"{path}: line 3: prompt 0 has another prompt_id before, 'b' here; expected one per prompt"
+    )
+    path = file(tmp_path, "o.csv", "prompt,prompt_id,output_tokens\n0,a,1\n1,a,2\n")
+    assert "line 3: prompt_id 'a' has another prompt before, 1 here" in refusal(path)
+    path = file(tmp_path, "o.csv", "prompt,sample,output_tokens\n0,0,5\n1,0,-1\n2,0,7\n")
+    trace, _ = read_trace(path, skip_bad=True)
+    assert (trace.prompt.tolist(), trace.prompt_ids) == ([0, 1], ("0", "2"))
     path = file(tmp_path, "o.csv", "output_tokens,capped\n5,maybe\n")
     assert "column 'capped': got 'maybe', expected true or false" in refusal(path)
     path = file(tmp_path, "o.csv", "output_tokens,correct\n5,2\n")
