@@ -42,7 +42,14 @@ def ints(what: str, values: Any, length: int | None = None, *, minimum: int | No
     return array
 
 
-def floats(what: str, values: Any, length: int | None = None, *, minimum: float | None = None) -> Floats:
+def floats(
+    what: str,
+    values: Any,
+    length: int | None = None,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+) -> Floats:
     """Copy ``values`` into a read-only 1-D float64 array of finite numbers; errors as in :func:`ints`.
 
     >>> floats("arrival_s", [0, 1.5], minimum=0)
@@ -55,6 +62,8 @@ def floats(what: str, values: Any, length: int | None = None, *, minimum: float 
     _refuse(what, array, ~np.isfinite(array), "a finite number")
     if minimum is not None:
         _refuse(what, array, array < minimum, f"at least {minimum}")
+    if maximum is not None:
+        _refuse(what, array, array > maximum, f"at most {maximum:g}")
     array.flags.writeable = False
     return array
 

@@ -1,12 +1,13 @@
 """The command line. Everything heavy is imported inside the commands, so that ``--help`` is quick."""
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn, cast
 
 import typer
 
@@ -25,6 +26,12 @@ DEFAULT_GPUS = 8
 
 INPUT_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
+_UsageError = cast(
+    "type[typer.BadParameter]",
+    next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"),
+)
+"""What typer raises for a command or options that are not as declared; it has no public name."""
+
 app = typer.Typer(
     help="Compare scheduling policies for LLM RL rollouts against a certified optimum, on real traces.",
     no_args_is_help=True,
@@ -40,9 +47,29 @@ class Groups(StrEnum):
     FREE = "free"
 
 
-def main() -> None:
-    """Entry point of the ``tailopt`` command."""
-    app()
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The command ``tailopt``: whatever is wrong is one line on stderr, and the exit code says which kind."""
+    code = 0
+    try:
+        with _plain_errors():
+            _check_streams()
+            code = app(arguments, prog_name="tailopt", standalone_mode=False) or 0
+            sys.stdout.flush()
+    except typer.Exit as ended:
+        code = ended.exit_code
+    sys.exit(code)
+
+
+def _check_streams() -> None:
+    """Make what a stream cannot encode a replacement character, and see that there is a standard output."""
+    from tailopt.errors import InputError
+
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # for as long as the process lives
+    if sys.stdout is None:
+        raise InputError("standard output: closed, expected it to be open")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 @contextlib.contextmanager
@@ -53,14 +80,35 @@ def _plain_errors() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        typer.echo(f"tailopt: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(INPUT_ERROR) from None
+        _fail(str(error))
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise typer.Exit(INPUT_ERROR) from None
+        command = "tailopt" if error.ctx is None else error.ctx.command_path
+        _fail(f"{error.format_message().rstrip('.')}; see {command} --help")
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
-        # what is still buffered for the closed pipe would raise again when Python exits
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         raise typer.Exit(BROKEN_PIPE) from None
+    except OSError as error:
+        _drop_output()
+        _fail(f"{error.filename or 'standard output'}: {error.strerror or error}")
+    except MemoryError:
+        _fail("out of memory")
+
+
+def _fail(message: str) -> NoReturn:
+    from tailopt.errors import one_line
+
+    with contextlib.suppress(ValueError):  # stderr was closed by a policy
+        typer.echo(f"tailopt: {one_line(message)}", err=True)
+    raise typer.Exit(INPUT_ERROR) from None
+
+
+def _drop_output() -> None:
+    """Forget what is still buffered for stdout: it would raise again when Python exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 TraceOption = Annotated[

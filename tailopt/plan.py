@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 
 import numpy as np
 
@@ -35,8 +36,11 @@ class Engine:
 
     def __post_init__(self) -> None:
         for what, value in (("tp", self.tp), ("max_running", self.max_running)):
-            if value is not None and (value < 1 or int(value) != value):
-                raise InputError(f"engine: {what}: expected a whole number from 1 on, got {value}")
+            if value is None and what == "max_running":
+                continue
+            if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= value < 2**31:
+                raise InputError(f"engine: {what}: expected a whole number from 1 on, got {value!r:.60}")
+            assign(self, **{what: int(value)})
 
 
 @dataclass(frozen=True)
@@ -227,15 +231,20 @@ class Plan:
     note: str = ""
 
     def __post_init__(self) -> None:
+        if not all(isinstance(engine, Engine) for engine in self.engines):
+            raise InputError("plan: engines: expected each to be a tailopt.plan.Engine")
+        if not isinstance(self.atomic, bool) or not isinstance(self.note, str):
+            raise InputError("plan: expected atomic to be True or False, and note to be a text")
         engine_of = ints("plan: engine_of", self.engine_of, minimum=SHARED_QUEUE)
         order = ints("plan: order", self.order, minimum=0)
-        if len(engine_of) and int(engine_of.max()) >= len(self.engines):
+        engines = tuple(Engine(engine.tp, engine.max_running) for engine in self.engines)
+        if len(engine_of) and int(engine_of.max()) >= len(engines):
             request = int(np.argmax(engine_of))
             raise InputError(
-                f"plan: request {request} goes to engine {engine_of[request]}, there are {len(self.engines)}"
+                f"plan: request {request} goes to engine {engine_of[request]}, there are {len(engines)}"
             )
         _check_permutation(order, len(engine_of))
-        assign(self, engines=tuple(self.engines), engine_of=engine_of, order=order)
+        assign(self, engines=engines, engine_of=engine_of, order=order)
 
     @classmethod
     def of_queues(
@@ -279,9 +288,9 @@ class Plan:
 
 
 def _check_permutation(order: Ints, n: int) -> None:
-    count = np.bincount(order, minlength=n) if len(order) else np.zeros(n, dtype=np.int64)
-    if len(count) > n:
+    if len(order) and int(order.max()) >= n:
         raise InputError(f"plan: request {int(order.max())} does not exist, there are {n}")
+    count = np.bincount(order, minlength=n)
     if (count > 1).any():
         raise InputError(f"plan: request {int(np.argmax(count > 1))} is assigned twice, expected once")
     if (count < 1).any():

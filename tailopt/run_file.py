@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tailopt.arrays import floats, ints
 from tailopt.engine.catalogue import read_profile, write_profile
 from tailopt.errors import InputError
+from tailopt.files import parquet_errors
 from tailopt.plan import Engine, Fleet
 from tailopt.plan_file import EngineModel, first_error, read_plan, write_plan
 from tailopt.run import EngineLog, Run, Stays
@@ -142,10 +143,8 @@ def _read_model(path: Path) -> RunModel:
 
 
 def _read_table(path: Path, columns: dict[str, Any], length: int | None) -> dict[str, Any]:
-    try:
+    with parquet_errors(path):
         table = pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())[:100]})") from None
     if dict(table.schema) != columns:
         raise InputError(f"{path}: expected the columns {', '.join(columns)}, got {', '.join(table.columns)}")
     checked = {}

@@ -6,7 +6,8 @@
 ``FILE.py:FUNCTION``       a function of your own file, options as above: ``mine.py:rule(alpha=0.5)``
 =========================  ======================================================================
 
-Options are the function's keyword-only parameters; their values are Python literals, never code.
+Options are the function's keyword-only parameters; their values are Python literals, never code. A user's
+file runs in this process: what it raises is caught, but nothing can catch ``os._exit`` or a crash in C code.
 """
 
 import ast
@@ -22,11 +23,16 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
-from tailopt.errors import InputError
+from tailopt.errors import InputError, one_line
+from tailopt.files import is_file
 
 _SPEC = re.compile(r"(?:(?P<file>.+\.py):)?(?P<name>[^():]+?)\s*(?:\((?P<options>.*)\))?", re.DOTALL)
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+_LONGEST = 10_000
+"""Characters of a spec."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +51,21 @@ class Spec(Generic[T]):
     options: Mapping[str, Any] = field(default_factory=dict)
     file: Path | None = None
 
-    def call(self, what: str, *arguments: Any) -> T:
-        """Call the function; whatever goes wrong in a user's file becomes one InputError line."""
-        try:
-            return self.function(*arguments, **self.options)
-        except InputError as error:
-            raise InputError(f"{what} {self.text}: {error}") from error
-        except (Exception, SystemExit) as error:
-            if self.file is None:
-                raise
-            raise InputError(f"{what} {self.text}: raised {_raised(error, self.file)}") from error
+    def call(self, what: str, *arguments: Any, read: Callable[[Any], R]) -> R:
+        """Call the function and read its answer; what goes wrong in a user's file is one InputError line.
+
+        ``read`` turns the answer into what is expected, or raises InputError. It runs under the same guard as
+        the function, because looking at a user's object may run the user's code.
+        """
+
+        def answer() -> R:
+            found: Any = self.function(*arguments, **self.options)
+            if inspect.iscoroutine(found):
+                found.close()
+                raise InputError("is an async function, expected a plain one")
+            return read(found)
+
+        return _guarded(f"{what} {self.text}", self.file, answer)
 
 
 def parse(what: str, text: str, known: Mapping[str, Callable[..., T]]) -> Spec[T]:
@@ -70,14 +81,14 @@ def parse(what: str, text: str, known: Mapping[str, Callable[..., T]]) -> Spec[T
             function, or an option is unknown or of the wrong type.
 
     >>> def scale(x, *, by: int = 2): return x * by
-    >>> parse("function", "scale(by=3)", {"scale": scale}).call("function", 14)
+    >>> parse("function", "scale(by=3)", {"scale": scale}).call("function", 14, read=int)
     42
     >>> parse("function", "scale(bye=3)", {"scale": scale})
     Traceback (most recent call last):
         ...
     tailopt.errors.InputError: function scale(bye=3): has no option 'bye'; options: by
     """
-    match = _SPEC.fullmatch(text.strip())
+    match = _SPEC.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if match is None:
         raise InputError(f"{what} {text!r}: expected NAME, NAME(arg=value) or FILE.py:FUNCTION")
     text, name = match[0], match["name"]
@@ -90,7 +101,10 @@ def parse(what: str, text: str, known: Mapping[str, Callable[..., T]]) -> Spec[T
         raise InputError(f"{what} {text}: names no function, expected {name}:FUNCTION")
     else:
         raise InputError(unknown(what, name, known))
-    return Spec(text, function, _options(f"{what} {text}", function, match["options"] or ""), file)
+    where, options = f"{what} {text}", _values(f"{what} {text}", match["options"] or "")
+    takes, types = _guarded(where, file, lambda: (parameters(function), _hints(function)))
+    _check_options(where, options, takes, types)
+    return Spec(text, function, options, file)
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
@@ -109,12 +123,13 @@ def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The options that a function takes: its keyword-only parameters."""
     try:
         found = inspect.signature(function).parameters
-    except ValueError:  # some functions written in C have none
+    except (ValueError, TypeError):  # some functions written in C have none
         return {}
     return {name: one for name, one in found.items() if one.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def _options(where: str, function: Callable[..., Any], text: str) -> dict[str, Any]:
+def _values(where: str, text: str) -> dict[str, Any]:
+    """The options that a text gives, read as Python literals."""
     try:
         call = ast.parse(f"f({text})", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
@@ -122,11 +137,17 @@ def _options(where: str, function: Callable[..., Any], text: str) -> dict[str, A
         names = [word.arg for word in call.keywords]
         if None in names or len(set(names)) < len(names):
             raise ValueError
-        options = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-    except (SyntaxError, ValueError):
-        raise InputError(f"{where}: expected options as name=value with plain values, got ({text})") from None
-    takes = parameters(function)
-    types = _hints(function)
+        return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        raise InputError(f"{where}: expected options as name=value with plain values") from None
+
+
+def _check_options(
+    where: str,
+    options: Mapping[str, Any],
+    takes: Mapping[str, inspect.Parameter],
+    types: Mapping[str, Any],
+) -> None:
     for name, value in options.items():
         if name not in takes:
             raise InputError(f"{where}: has no option {name!r}; options: {', '.join(takes) or 'none'}")
@@ -135,7 +156,6 @@ def _options(where: str, function: Callable[..., Any], text: str) -> dict[str, A
     for name, parameter in takes.items():
         if parameter.default is parameter.empty and name not in options:
             raise InputError(f"{where}: needs option {name!r}")
-    return options
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -160,19 +180,20 @@ def _type_text(hint: Any) -> str:
 
 
 def _load(what: str, text: str, file: Path, name: str) -> Callable[..., Any]:
-    if not file.is_file():
-        raise InputError(f"{what} {text}: file {file} does not exist")
-    module = _execute(what, text, file)
-    function = getattr(module, name, None)
+    where = f"{what} {text}"
+    if not is_file(file):
+        raise InputError(f"{where}: file {file} does not exist")
+    module = _guarded(f"{where}: {file} cannot be loaded", file, lambda: _execute(file), raised="")
+    function = _guarded(where, file, lambda: getattr(module, name, None))
     if not callable(function):
         own = [one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__]
         found = [one.__name__ for one in own if inspect.isfunction(one)]
         known = f"; it has {', '.join(found)}" if found else ""
-        raise InputError(f"{what} {text}: {file} has no function {name!r}{known}")
+        raise InputError(f"{where}: {file} has no function {name!r}{known}")
     return function  # type: ignore[no-any-return]
 
 
-def _execute(what: str, text: str, file: Path) -> ModuleType:
+def _execute(file: Path) -> ModuleType:
     """Run the user's file as a module of its own; files beside it can be imported, as in a script."""
     module_name = f"tailopt_user_{file.stem}"
     source = importlib.util.spec_from_file_location(module_name, file)
@@ -183,18 +204,34 @@ def _execute(what: str, text: str, file: Path) -> ModuleType:
     sys.path.insert(0, str(file.parent.resolve()))
     try:
         source.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{what} {text}: {file} cannot be loaded: {_raised(error, file)}") from error
     finally:
         sys.path.pop(0)
     return module
+
+
+def _guarded(where: str, file: Path | None, action: Callable[[], R], raised: str = "raised ") -> R:
+    """What the action answers; whatever a user's code raises in it, but Ctrl-C, is one InputError line."""
+    try:
+        return action()
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit, GeneratorExit and classes of the user's own among them
+        if file is None:
+            raise
+        raise InputError(f"{where}: {raised}{_raised(error, file)}") from error
 
 
 def _raised(error: BaseException, file: Path) -> str:
     """Type, message and line of an exception, in one line; the line is the innermost in the user's file."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} (line {error.lineno})"
+    try:
+        message = one_line(str(error))
+    except BaseException:  # its own __str__ raises
+        message = "(its message cannot be read)"
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file.resolve()]
     where = f" (line {inside[-1]})" if inside else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
+    return f"{type(error).__name__}: {message}{where}"

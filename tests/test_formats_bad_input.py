@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tailopt.errors import InputError
-from tailopt.trace import text_rows
-from tailopt.trace.reading import read_trace
+from tailopt.trace import Trace, text_rows
+from tailopt.trace.formats import FORMATS
+from tailopt.trace.reading import read_trace, resolve_trace, write_trace
 from tailopt.trace.tokenizer import load_tokenizer
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -122,7 +124,9 @@ def test_quotes_across_lines_keep_line_numbers(tmp_path: Path) -> None:
     path = file(tmp_path, "o.csv", 'prompt_id,output_tokens\n"a\nb",3\n"c",0\n')
     assert f"{path}: line 4, column 'output_tokens': got '0'" in refusal(path)
     path = file(tmp_path, "o.csv", 'prompt_id,output_tokens\na,3\n"c,4\nd,5\n')
-    assert refusal(path) == f"{path}: line 3: a quote is opened and never closed"
+    assert refusal(path) == f"{path}: line 3: got '\"c,4', expected a closing quote"
+    trace, report = read_trace(path, skip_bad=True)
+    assert (trace.prompt_ids, report.skipped) == (("a", "d"), {"row: expected a closing quote": 1})
 
 
 def test_missing_columns(tmp_path: Path) -> None:
@@ -222,15 +226,48 @@ def test_group_split_over_files(tmp_path: Path) -> None:
     assert trace.n_prompts == 1
     b = file(tmp_path, "b.csv", "prompt_id,output_tokens\nq9,3\n")
     assert refusal([a, b]) == f"{b}: step is in some rows only, expected it in all or none"
+    for name in ("x", "y"):
+        (tmp_path / name).mkdir()
+        file(tmp_path / name, "a.csv", "prompt_id,output_tokens\nq1,1\n")
+    x, y = tmp_path / "x", tmp_path / "y"
+    assert refusal([x, y]) == f"prompt 'q1' is split over {x}/a.csv and {y}/a.csv, expected in one file"
+
+
+@pytest.mark.parametrize("name", ["x" * 5000 + ".csv", "a\0b.csv", "", "\udcff.csv", "no\n such.csv"])
+def test_names_that_no_file_has(name: str) -> None:
+    with pytest.raises(InputError, match=r"no such file|unknown"):
+        resolve_trace(name)
+    with pytest.raises(InputError, match="no such file"):
+        read_trace(f"./{name}" if name else "./no such")
+    with pytest.raises(InputError, match=r"cannot be written|cannot tell"):
+        write_trace(Trace.of([[1]]), f"no such folder/{name}")
+
+
+def test_bundled_names_are_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("gpqa-deepseek-reasoner", "mine"):
+        file(tmp_path, name, "output_tokens\n3\n")
+    assert resolve_trace("gpqa-deepseek-reasoner")[0].n_requests > 1000
+    assert resolve_trace("./gpqa-deepseek-reasoner")[0].n_requests == 1
+    assert resolve_trace("mine")[0].n_requests == 1
 
 
 def test_samples_twice_and_gaps(tmp_path: Path) -> None:
     path = file(tmp_path, "o.csv", "prompt_id,sample,output_tokens\nq1,0,1\nq1,0,2\n")
-    assert "sample 0 of prompt 'q1' appears twice" in refusal(path)
-    path = file(tmp_path, "o.csv", "prompt,prompt_id,output_tokens\n0,a,1\n2,b,2\n")
-    assert "prompt: expected numbers from 0 without gaps" in refusal(path)
+    assert refusal(path) == f"{path}: line 3: sample 0 of prompt 'q1' appears twice, expected once"
+    path = file(tmp_path, "o.csv", "prompt,prompt_id,output_tokens\n2,b,2\n0,a,1\n")
+    assert refusal(path) == (
+        f"{path}: line 2, column 'prompt': got 2, expected numbers from 0 without gaps, one per prompt_id"
+    )
     path = file(tmp_path, "o.csv", "prompt,prompt_id,output_tokens\n0,a,1\n0,b,2\n")
-    assert "prompt: expected numbers from 0 without gaps" in refusal(path)
+    assert refusal(path) == (
+        f"{path}: line 3: prompt 0 has another prompt_id before, 'b' here; expected one per prompt"
+    )
+    path = file(tmp_path, "o.csv", "prompt,prompt_id,output_tokens\n0,a,1\n1,a,2\n")
+    assert "line 3: prompt_id 'a' has another prompt before, 1 here" in refusal(path)
+    path = file(tmp_path, "o.csv", "prompt,sample,output_tokens\n0,0,5\n1,0,-1\n2,0,7\n")
+    trace, _ = read_trace(path, skip_bad=True)
+    assert (trace.prompt.tolist(), trace.prompt_ids) == ([0, 1], ("0", "2"))
     path = file(tmp_path, "o.csv", "output_tokens,capped\n5,maybe\n")
     assert "column 'capped': got 'maybe', expected true or false" in refusal(path)
     path = file(tmp_path, "o.csv", "output_tokens,correct\n5,2\n")
@@ -275,14 +312,106 @@ def test_blocks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     assert whole[2][1].first_skipped.startswith(f"{lines}: line 51: ")
 
 
+def test_quotes_that_never_close_take_their_line_only(tmp_path: Path) -> None:
+    rows = "".join(f"{i + 1},x\n" for i in range(5000))
+    path = file(tmp_path, "o.csv", f'output_tokens,note\n1,"a\nb"\n2,"c\n{rows}9,"d"\n7,"e\n')
+    trace, report = read_trace(path, skip_bad=True)
+    assert trace.output_tokens.tolist() == [1, *range(1, 5001), 9]
+    assert report.skipped == {"row: expected a closing quote": 2}
+    assert report.first_skipped == f"{path}: line 4: got '2,\"c', expected a closing quote"
+
+
+HEADERS: dict[str, bytes] = {
+    "carriage returns": b"output_tokens\r5\r6\r",
+    "long field": b"output_tokens," + b"x" * 200_000 + b"\n5,6\n",
+    "long quoted field": b'output_tokens,"' + b"x" * 200_000 + b'"\n5,6\n',
+    "long line": b"x" * 5_000_000,
+    "deep JSON": b'{"timestamp": 0, "input_length": 3, "output_length": '
+    + b"[" * 200_000
+    + b"]" * 200_000
+    + b"}\n",
+    "zeros": bytes(10_000),
+    "a zip archive": b"PK\x03\x04" + b"\r" * 10,
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+@pytest.mark.parametrize("format", [None, *FORMATS])
+def test_first_lines_of_no_format(tmp_path: Path, case: str, format: str | None) -> None:
+    path = file(tmp_path, "a.csv", HEADERS[case])
+    assert str(path) in refusal(path, format=format, tokenizer=len)
+
+
+def test_columns_by_any_name(tmp_path: Path) -> None:
+    for header in ("row,row 0,output_tokens", "x,x,output_tokens", "0,1,output_tokens", "row,,output_tokens"):
+        for value in ("7", '"7"'):
+            path = file(tmp_path, "o.csv", f"{header}\na,b,{value}\n")
+            assert read_trace(path)[0].output_tokens.tolist() == [7]
+
+
+def test_half_a_surrogate_pair(tmp_path: Path) -> None:
+    half = r"\ud800"
+    path = file(tmp_path, "v.json", f'{{"input_lens": [1], "output_lens": ["{half}"]}}')
+    assert r"got '\\ud800'" in refusal(path)
+    path = file(tmp_path, "m.jsonl", MOONCAKE % f'"{half}"' + "\n")
+    assert r"column 'output_length': got '\\ud800'" in refusal(path)
+    path = file(tmp_path, "1.jsonl", f'{{"input": "{half}", "output": "b", "score": 1, "step": 1}}\n\n')
+    assert read_trace(path, tokenizer=len)[0].prompt_tokens.tolist() == [len(half)]
+    sample = {"group_index": "\ud800", "response_length": 2, "status": "completed"}
+    path = torch_file(tmp_path / "r.pt", pickle.dumps({"rollout_id": 1, "samples": [sample]}, 2))
+    assert read_trace(path)[0].prompt_ids == (half,)
+
+
+def test_benchmark_results_appended_and_empty(tmp_path: Path) -> None:
+    empty = '{"input_lens": [], "output_lens": [], "start_times": []}'
+    path = file(tmp_path, "v.json", empty)
+    assert "no responses" in refusal(path)
+    run = '{"input_lens": [1, 2], "output_lens": [3, 4], "errors": ["", "x"]}\n'
+    path = file(tmp_path, "v.json", (run + empty) * 5_000)
+    trace, report = read_trace(path)
+    assert trace.output_tokens.tolist() == [3] * 5_000
+    assert report.left_out == {"failed requests": 5_000}
+
+
+@pytest.mark.parametrize("column", ["output_tokens", "prompt_id", "capped", "arrival_s"])
+def test_parquet_of_other_types(tmp_path: Path, column: str) -> None:
+    import polars as pl
+
+    path = tmp_path / "t.parquet"
+    for values in ([b"\xff\xfe"], pl.Series([5], dtype=pl.Duration("us")), [[1]], [{"a": 1}]):
+        pl.DataFrame({"output_tokens": [5]} | {column: values}).write_parquet(path)
+        assert refusal(path).startswith(f"{path}: column {column!r}: expected plain values, got ")
+
+
+def test_damaged_parquet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import polars as pl
+
+    path = tmp_path / "t.parquet"
+    pl.DataFrame({"output_tokens": [5, 6], "prompt_id": ["a", "b"]}).write_parquet(path)
+    whole = path.read_bytes()
+    refused = []
+    for at in range(4, len(whole) - 8, 3):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x5A]) + whole[at + 1 :])
+        try:
+            read_trace(path)  # may well be readable
+        except InputError as error:
+            refused.append(str(error))
+    assert len(refused) > 100
+    assert all(str(path) in line and "\n" not in line for line in refused)
+    assert capfd.readouterr().err == ""
+
+
 # Tokenizers
 
 
 def test_verl_needs_a_tokenizer(tmp_path: Path) -> None:
     path = file(tmp_path, "1.jsonl", '{"input": "a", "output": "b", "score": 1, "step": 1}\n')
     assert "expected a tokenizer" in refusal(path)
-    assert "expected a number of tokens, got 'x'" in refusal(path, tokenizer=lambda text: "x")
-    assert "expected a number of tokens, got -1" in refusal(path, tokenizer=lambda text: -1)
+    for answer in ("x", -1, 1.5, True, 10**30):
+        message = refusal(path, tokenizer=lambda text, answer=answer: answer)
+        assert message == f"tokens of a text: expected 0 to 2147483647, got {answer!r}"
+    trace, _ = read_trace(path, tokenizer=lambda text: np.int32(7))
+    assert trace.output_tokens.tolist() == [7]
     path = file(tmp_path, "2.jsonl", '{"input": null, "output": "b", "score": 1, "step": 1}\n')
     assert "line 1, column 'input': got nothing, expected a text" in refusal(path, tokenizer=len)
 
@@ -399,6 +528,55 @@ def test_self_reference_and_huge_numbers(tmp_path: Path) -> None:
     assert "response_length" in refusal(torch_file(tmp_path / "r.pt", huge))
     text = pickle.dumps({"rollout_id": 1, "samples": [sample | {"response_length": "many"}]}, 2)
     assert "sample 1, column 'response_length': got 'many'" in refusal(torch_file(tmp_path / "r.pt", text))
+
+
+def shared_tuples(levels: int) -> bytes:
+    """``x = (x, x)`` over and over: as long to hash or to print as 2**levels, and a few bytes a level."""
+    steps = (b"h" + bytes([i]) + b"h" + bytes([i]) + b"\x86q" + bytes([i + 1]) for i in range(levels))
+    return b"X\x01\x00\x00\x00xq\x00" + b"".join(steps)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"\x80\x02" + shared_tuples(100) + b"}h\x64K\x01s.",
+        b"\x80\x04" + shared_tuples(100) + b"h\x64h\x64\x93.",
+        b"\x80\x02" + shared_tuples(100) + b"ctorch\nx\nh\x64Rh\x64b.",
+        b"\x80\x02})" + b"\x85" * 1_000_000 + b"K\x01s.",
+        b"\x80\x02(" + b"}" * 3_000_000 + b"t.",
+    ],
+)
+def test_shared_and_deep_values_cost_nothing(tmp_path: Path, program: bytes) -> None:
+    assert "r.pt: " in refusal(torch_file(tmp_path / "r.pt", program))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [b"K\x05", b"N", b"}", b")", b"NK\x01\x86", b"(NK\x00N\x85t", b"(NK\x00J\xff\xff\xff\xff\x85t"],
+)
+def test_tensors_with_other_arguments(tmp_path: Path, arguments: bytes) -> None:
+    def text(word: str) -> bytes:
+        return b"X" + len(word).to_bytes(4, "little") + word.encode()
+
+    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n" + arguments + b"R"
+    fields = {
+        "group_index": b"K\x01",
+        "response_length": b"K\x02",
+        "tokens": tensor,
+        "status": text("completed"),
+    }
+    sample = b"}(" + b"".join(text(name) + value for name, value in fields.items()) + b"u"
+    program = b"\x80\x02}(" + text("rollout_id") + b"K\x01" + text("samples") + b"]" + sample + b"au."
+    trace, _ = read_trace(torch_file(tmp_path / "r.pt", program))
+    assert (trace.output_tokens.tolist(), trace.prompt_tokens.tolist()) == ([2], [0])
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 999, 1000, 1001, 2500])
+@pytest.mark.parametrize("value", [7, 300, 70_000, -5, 2**40, 0.5, None])
+def test_lists_are_counted_whatever_their_length(tmp_path: Path, length: int, value: float | None) -> None:
+    sample = {"group_index": 1, "tokens": [value] * length, "response_length": 2, "status": "completed"}
+    path = torch_file(tmp_path / "r.pt", pickle.dumps({"rollout_id": 1, "samples": [sample]}, 2))
+    assert read_trace(path)[0].prompt_tokens.tolist() == [max(0, length - 2)]
 
 
 def test_zip_bombs_and_other_archives(tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def test_a_tail_pool_pays_on_a_long_tail():
         ("", "policy '': expected NAME"),
         ("lpt(", "expected NAME, NAME(arg=value) or FILE.py:FUNCTION"),
         ("top_k(k=2)(k=3)", "expected options as name=value"),
-        ("top_k(3)", "top_k(3): expected options as name=value with plain values, got (3)"),
+        ("top_k(3)", "top_k(3): expected options as name=value with plain values"),
         ("top_k(k=2, k=3)", "expected options as name=value"),
         ("top_k(k=len)", "expected options as name=value"),
         ("top_k(**{})", "expected options as name=value"),

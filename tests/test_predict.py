@@ -107,7 +107,7 @@ def test_every_predictor_says_what_it_does_and_where_it_comes_from(name):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("noisy_truth(sigma=-1)", "sigma: expected at least 0, got -1"),
+        ("noisy_truth(sigma=-1)", "sigma: expected 0 to 50, got -1"),
         ("noisy_truth(between=2)", "between: expected 0 to 1, got 2"),
         ("noisy_truth(sigma='a')", "sigma: expected a number, got 'a'"),
         ("constant(tokens=0)", "tokens: expected at least 1, got 0"),

@@ -5,7 +5,7 @@ Everything that a prediction rests on, with its source. Profiles live as TOML fi
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 
 from tailopt.arrays import assign
@@ -96,6 +96,11 @@ class EngineProfile:
         if self.kv_bytes_per_token < 1:
             raise InputError(f"engine {self.name!r}: kv_bytes_per_token: expected a positive number")
         assign(self, shapes=MappingProxyType(dict(sorted(self.shapes.items()))), sources=tuple(self.sources))
+
+    def __reduce__(self) -> tuple[type["EngineProfile"], tuple[object, ...]]:
+        """Copied and pickled by its fields, as a mapping proxy can be neither."""
+        parts = {part.name: getattr(self, part.name) for part in fields(self)}
+        return EngineProfile, tuple((parts | {"shapes": dict(self.shapes)}).values())
 
     def shape(self, tp: int) -> ShapeProfile:
         """The profile of one tensor-parallel degree; InputError names the known ones otherwise."""

@@ -1,7 +1,8 @@
 """A policy as it is named and run: its spec, and what it must answer."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from tailopt.errors import InputError
@@ -44,24 +45,32 @@ class NamedPolicy:
     @property
     def needs_predictions(self) -> bool:
         """Whether it looks at predicted lengths (see :func:`ignores_predictions`)."""
-        return bool(getattr(self.spec.function, "needs_predictions", True))
+        return getattr(self.spec.function, "needs_predictions", True) is not False
 
     def __call__(self, view: View) -> Plan:
         """The policy's plan, checked against the view.
+
+        The policy sees a copy of the view, and its plan is made anew from its parts: whatever it does to
+        either, then or later, changes neither the check nor what is simulated.
 
         Raises:
             InputError: naming the policy, if it raises (in a user's file), returns no Plan, or its plan does
                 not answer the view.
         """
-        plan = self.spec.call("policy", view)
-        if not isinstance(plan, Plan):
-            shape = f" of shape {plan.shape}" if hasattr(plan, "shape") else ""
-            raise InputError(
-                f"policy {self.name}: returned {type(plan).__name__}{shape}, expected a tailopt.plan.Plan; "
-                "from an engine for each request it is Plan(view.fleet.engines, engine_of, order)"
-            )
+        plan = self.spec.call("policy", replace(view, fleet=deepcopy(view.fleet)), read=_plan)
         try:
             plan.check(view)
         except InputError as error:
             raise InputError(f"policy {self.name}: {error}") from None
         return plan
+
+
+def _plan(answer: Any) -> Plan:
+    """A plan from the parts of what a policy answered, all checked; InputError if that was no plan."""
+    if not isinstance(answer, Plan):
+        shape = f" of shape {answer.shape}" if hasattr(answer, "shape") else ""
+        raise InputError(
+            f"returned {type(answer).__name__}{shape}, expected a tailopt.plan.Plan; "
+            "from an engine for each request it is Plan(view.fleet.engines, engine_of, order)"
+        )
+    return Plan(**{part.name: getattr(answer, part.name) for part in fields(Plan)})

@@ -1,6 +1,7 @@
 """A predictor as it is named and run: its spec, and what it must answer."""
 
 import zlib
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,9 @@ from tailopt.arrays import Floats, floats
 from tailopt.errors import InputError
 from tailopt.spec import Spec
 from tailopt.trace.transforms import Batch
+
+MOST_PREDICTED = 2.0**40
+"""Tokens of one request: far beyond any response, and sums of it still fit 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class NamedPredictor:
                 number for each request.
         """
         answer = self._answer(batch)
-        return self._checked(batch, answer.mean(axis=0) if answer.ndim == 2 and len(answer) else answer)
+        return np.asarray(answer.mean(axis=0)) if answer.ndim == 2 else answer
 
     def scenarios(self, batch: Batch) -> Floats | None:
         """``[scenarios, n]`` equally likely outcomes of the whole batch; None if it gives one number each.
@@ -45,16 +49,19 @@ class NamedPredictor:
             InputError: as when called.
         """
         answer = self._answer(batch)
-        if answer.ndim != 2 or not len(answer):
-            return None
-        return np.stack([self._checked(batch, scenario) for scenario in answer])
+        return answer if answer.ndim == 2 else None
 
     def _answer(self, batch: Batch) -> Floats:
+        """Its checked answer. It sees a copy of the batch: what it does to that changes no true length."""
         rng = np.random.default_rng([batch.seed, zlib.crc32(self.name.encode())])
-        return np.asarray(self.spec.call("predictor", batch, rng))
+        answer = self.spec.call("predictor", deepcopy(batch), rng, read=np.asarray)
+        if answer.ndim == 2 and len(answer):
+            return np.stack([self._checked(batch, scenario) for scenario in answer])
+        return self._checked(batch, answer)
 
     def _checked(self, batch: Batch, predicted: Floats) -> Floats:
         try:
-            return floats("predicted tokens", predicted, batch.trace.n_requests, minimum=1)
+            n = batch.trace.n_requests
+            return floats("predicted tokens", predicted, n, minimum=1, maximum=MOST_PREDICTED)
         except InputError as error:
             raise InputError(f"predictor {self.name}: {error}") from None

@@ -6,6 +6,9 @@ from tailopt.arrays import Floats
 from tailopt.errors import InputError
 from tailopt.trace.transforms import Batch
 
+MOST_SIGMA = 50.0
+"""Beyond it, and long before, predictions are no numbers of tokens any more."""
+
 
 def noisy_truth(
     batch: Batch, rng: np.random.Generator, *, sigma: float = 0.3, between: float = 0.0
@@ -25,8 +28,8 @@ def noisy_truth(
     >>> bool(predicted[0] == predicted[1] != 1000)
     True
     """
-    if not 0 <= sigma < float("inf"):
-        raise InputError(f"sigma: expected at least 0, got {sigma}")
+    if not 0 <= sigma <= MOST_SIGMA:
+        raise InputError(f"sigma: expected 0 to {MOST_SIGMA:g}, got {sigma}")
     if not 0 <= between <= 1:
         raise InputError(f"between: expected 0 to 1, got {between}")
     group = batch.trace.group

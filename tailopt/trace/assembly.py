@@ -1,7 +1,8 @@
 """From a table of checked rows to a Trace: prompts and samples numbered, what is missing filled in."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -58,6 +59,58 @@ def trace_of(table: "pl.DataFrame", about: Mapping[str, str]) -> Trace:
         synthetic=about.get("synthetic", "false") == "true",
         licence=about.get("licence", ""),
     )
+
+
+def renumbered(table: "pl.DataFrame") -> "pl.DataFrame":
+    """The table with its prompts numbered without gaps, as after rows were left out; their names stay.
+
+    >>> import polars as pl
+    >>> renumbered(pl.DataFrame({"prompt": [4, 1, 4]})).rows()
+    [(1, '4'), (0, '1'), (1, '4')]
+    """
+    import polars as pl
+
+    named = _with_prompts(table, "")
+    return named.with_columns(prompt=pl.col("prompt").rank("dense").cast(pl.Int64) - 1)
+
+
+def check_rows(table: "pl.DataFrame", files: Sequence[Path], unit: str) -> None:
+    """Raise InputError with file and row if prompt numbers have gaps or several names, or a row is twice.
+
+    The table has the columns ``file`` (an index of ``files``) and ``row`` besides those of the trace.
+    """
+    import polars as pl
+
+    def first(rows: "pl.DataFrame") -> tuple[str, dict[str, Any]]:
+        found = rows.row(0, named=True)
+        return f"{files[found['file']]}: {unit} {found['row']}", found
+
+    if "prompt" in table.columns:
+        gaps = table.filter(pl.col("prompt") > pl.col("prompt").rank("dense").cast(pl.Int64) - 1)
+        if len(gaps):
+            where, found = first(gaps.sort("prompt", maintain_order=True))
+            raise InputError(
+                f"{where}, column 'prompt': got {found['prompt']}, "
+                "expected numbers from 0 without gaps, one per prompt_id"
+            )
+    if {"prompt", "prompt_id"} <= set(table.columns):
+        for one, other in (("prompt", "prompt_id"), ("prompt_id", "prompt")):
+            others = table.filter(pl.col(other) != pl.col(other).first().over(one))
+            if len(others):
+                where, found = first(others)
+                raise InputError(
+                    f"{where}: {one} {found[one]!r} has another {other} before, {found[other]!r} here; "
+                    "expected one per prompt"
+                )
+    key = [name for name in ("step", "prompt_id", "prompt", "sample") if name in table.columns]
+    if "sample" in key and len(key) > 1:
+        again = table.filter(~pl.struct(key).is_first_distinct())
+        if len(again):
+            where, found = first(again)
+            called = found.get("prompt_id", found.get("prompt"))
+            raise InputError(
+                f"{where}: sample {found['sample']} of prompt {called!r} appears twice, expected once"
+            )
 
 
 def _with_prompts(table: "pl.DataFrame", name: str) -> "pl.DataFrame":

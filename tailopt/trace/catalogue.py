@@ -70,6 +70,15 @@ def bundled_traces() -> tuple[BundledTrace, ...]:
     )
 
 
+def is_bundled(name: str) -> bool:
+    """Whether there is a bundled trace of this name.
+
+    >>> is_bundled(DEFAULT_TRACE), is_bundled("rollouts.csv")
+    (True, False)
+    """
+    return any(entry.name == name for entry in bundled_traces())
+
+
 def load_bundled(name: str = DEFAULT_TRACE) -> Trace:
     """A bundled trace by name.
 

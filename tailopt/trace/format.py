@@ -1,6 +1,5 @@
 """What a trace format is: how to know it, how to read it, and, for our own, how to write it."""
 
-import csv
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tailopt.trace.rows import Rows
+from tailopt.trace.text_rows import header_names
 from tailopt.trace.trace import Trace
 
 Tokenizer = Callable[[str], int]
@@ -49,8 +49,7 @@ def has_header(names: Iterable[str]) -> Callable[[bytes], bool]:
 
     def detect(start: bytes) -> bool:
         lines = [line for line in _text(start).split("\n") if line.strip() and not line.startswith("#")]
-        header = {name.strip() for name in next(csv.reader(lines[:1]), [])}
-        return header >= set(names)
+        return set(names) <= set(header_names(lines[0]) or ()) if lines else False
 
     return detect
 

@@ -1,5 +1,6 @@
 """Reading and writing traces: files and folders of any known format, and bundled traces by name."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailopt.errors import InputError
+from tailopt.files import is_file, is_folder
 from tailopt.spec import unknown
-from tailopt.trace.assembly import trace_of
-from tailopt.trace.catalogue import load_bundled
+from tailopt.trace.assembly import check_rows, renumbered, trace_of
+from tailopt.trace.catalogue import is_bundled, load_bundled
 from tailopt.trace.format import Format, Tokenizer
 from tailopt.trace.formats import FORMATS
 from tailopt.trace.rows import Rows, check
@@ -125,6 +127,9 @@ def read_trace(
         table = table.with_columns(capped=long | pl.col("capped") if "capped" in table.columns else long)
     if not known.keeps_arrivals and "arrival_s" in table.columns:
         table = table.with_columns(pl.col("arrival_s") - pl.col("arrival_s").min())
+    if skipped and "prompt" in table.columns:
+        table = renumbered(table)
+    check_rows(table, files, known.unit)
     trace = trace_of(table, _about(abouts, known, given, name))
     report = ReadReport(known.name, len(files), len(table), dict(skipped), dict(left_out), first_skipped)
     return trace, report
@@ -177,8 +182,9 @@ def resolve_trace(
 ) -> tuple[Trace, ReadReport | None]:
     """The trace that a spec names: a file or folder, with the report of reading it, or a bundled trace.
 
-    What exists, or has a folder or a file suffix in its name, is a path. The options are those of
-    :func:`read_trace`; of a bundled trace, ``cap`` alone makes sense.
+    What has a slash or the suffix of a trace file in its name is a path; so is any other name that no bundled
+    trace has, if there is such a file or folder. The options are those of :func:`read_trace`; of a bundled
+    trace, ``cap`` alone makes sense.
 
     Raises:
         InputError: as :func:`read_trace`; or if there is no bundled trace of this name.
@@ -188,7 +194,8 @@ def resolve_trace(
     (1578, None)
     """
     path = Path(spec)
-    if path.exists() or len(path.parts) > 1 or path.suffix in _SUFFIXES:
+    a_path = any(mark in spec for mark in ("/", os.sep)) or path.suffix in _SUFFIXES
+    if a_path or (not is_bundled(spec) and (is_file(path) or is_folder(path))):
         return read_trace(path, format=format, cap=cap, skip_bad=skip_bad, tokenizer=tokenizer)
     trace = load_bundled(spec)
     if cap is None:
@@ -198,11 +205,14 @@ def resolve_trace(
 
 def _files(path: Path) -> list[Path]:
     """The file, or the files of a folder in the order of the numbers in their names."""
-    if path.is_file():
+    if is_file(path):
         return [path]
-    if not path.is_dir():
+    if not is_folder(path):
         raise InputError(f"{path}: no such file or folder")
-    files = [file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")]
+    try:
+        files = [file for file in path.iterdir() if is_file(file) and not file.name.startswith(".")]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     if not files:
         raise InputError(f"{path}: an empty folder, expected trace files")
     return sorted(
@@ -270,10 +280,9 @@ def _joined(table: "pl.DataFrame", files: Sequence[Path]) -> "pl.DataFrame":
     ends = table.group_by(group, maintain_order=True).agg(a=pl.min("file"), b=pl.max("file"))
     for split in ends.filter(pl.col("a") != pl.col("b")).head(1).iter_rows(named=True):
         step = f" at step {split['step']}" if "step" in split else ""
-        a, b = files[split["a"]].name, files[split["b"]].name
-        raise InputError(
-            f"prompt {split['prompt_id']!r}{step} is split over {a} and {b}, expected in one file"
-        )
+        a, b = files[split["a"]], files[split["b"]]
+        places = f"{a.name} and {b.name}" if a.name != b.name else f"{a} and {b}"
+        raise InputError(f"prompt {split['prompt_id']!r}{step} is split over {places}, expected in one file")
     return table
 
 

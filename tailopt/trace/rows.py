@@ -119,15 +119,28 @@ def correctness(score: "pl.Expr") -> "pl.Expr":
 
 
 def as_text(values: Iterable[object], name: str = "") -> "pl.Series":
-    """A raw column from Python values: texts as they are, all else as JSON; None stays None.
+    """A raw column from Python values (:func:`text_of`).
 
     >>> as_text(["a", 1.5, True, None]).to_list()
     ['a', '1.5', 'true', None]
     """
     import polars as pl
 
-    texts = [v if v is None or isinstance(v, str) else json.dumps(v, default=repr) for v in values]
-    return pl.Series(name, texts, dtype=pl.String)
+    return pl.Series(name, [text_of(value) for value in values], dtype=pl.String)
+
+
+def text_of(value: object) -> str | None:
+    """A value as raw text: texts as they are, all else as JSON; None stays None.
+
+    Half of a surrogate pair, which JSON and pickles can hold and UTF-8 cannot, is written as an escape.
+
+    >>> text_of("a\\ud800"), text_of([1, True])
+    ('a\\\\ud800', '[1, true]')
+    """
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _leave_out(table: "pl.DataFrame") -> tuple["pl.DataFrame", dict[str, int]]:

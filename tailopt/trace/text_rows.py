@@ -8,13 +8,14 @@ at fault from the others.
 import csv
 import io
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailopt.errors import InputError
-from tailopt.trace.rows import ROW, Bad, Rows
+from tailopt.trace.rows import ROW, Bad, Rows, text_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -25,6 +26,10 @@ BLOCK_BYTES = 32 * 2**20
 """Bytes of a file that are held at a time, rounded up to whole lines."""
 
 _SLOW_ROWS = 100_000
+
+QUOTED_LINES = 1000
+"""Lines that a quoted field may span; a quote that is open for longer was never meant to be closed."""
+
 _BOM = b"\xef\xbb\xbf"
 
 Block = tuple[int, bytes]
@@ -49,7 +54,7 @@ def csv_rows(path: Path, names: Mapping[str, str], optional: Sequence[str] = ())
         optional: columns of the file that may be missing.
 
     Raises:
-        InputError: if the header lacks a column, or a quote is never closed.
+        InputError: if the header lacks a column or is none.
     """
     source = blocks(path)
     header, body = _header(path, source)
@@ -61,9 +66,21 @@ def csv_rows(path: Path, names: Mapping[str, str], optional: Sequence[str] = ())
     if twice:
         raise InputError(f"{path}: column {twice[0]!r} appears twice, expected once")
     labels = {ours: theirs for theirs, ours in names.items()}
-    for table, bad in _csv_tables(path, header, chain([body], source)):
-        kept = table.select(ROW, *(name for name in names if name in header)).rename(names, strict=False)
-        yield Rows(kept, labels, tuple(bad))
+    wanted = {ours: header.index(theirs) for theirs, ours in names.items() if theirs in header}
+    for table, bad in _csv_tables(len(header), wanted, chain([body], source)):
+        yield Rows(table, labels, tuple(bad))
+
+
+def header_names(line: str) -> list[str] | None:
+    """The names in a header line; None if it is no line of a CSV file.
+
+    >>> header_names("a, b"), header_names("a\\rb"), header_names("x" * 10**6)
+    (['a', 'b'], None, None)
+    """
+    try:
+        return [name.strip() for name in next(csv.reader([line]), [])]
+    except csv.Error:
+        return None
 
 
 def jsonl_rows(path: Path, schema: "Schema") -> Iterator[tuple["pl.DataFrame", list[Bad]]]:
@@ -85,38 +102,39 @@ def _header(path: Path, source: Iterator[Block]) -> tuple[list[str], Block]:
             if raw.startswith(b"#") or not raw.strip():
                 continue
             try:
-                names = next(csv.reader([raw.decode()]), [])
+                names = header_names(raw.decode())
             except UnicodeDecodeError:
                 raise InputError(f"{path}: line {line}: expected text in UTF-8") from None
-            return [name.strip() for name in names], (line + 1, file.read())
+            if names is None:
+                raise InputError(f"{path}: line {line}: got {_start_of(raw)}, expected a header line")
+            return names, (line + 1, file.read())
     raise InputError(f"{path}: empty, expected a header line")
 
 
 def _csv_tables(
-    path: Path, header: list[str], source: Iterator[Block]
+    width: int, wanted: Mapping[str, int], source: Iterator[Block]
 ) -> Iterator[tuple["pl.DataFrame", list[Bad]]]:
+    """The wanted columns (name -> position) of ``width`` ones, and the broken lines, block by block."""
     for line, block in source:
         if b'"' in block:  # a quoted field may span lines, and blocks
-            yield from _csv_slow(path, header, line, chain([(line, block)], source))
+            yield from _csv_slow(width, wanted, chain([(line, block)], source))
             return
-        table = _csv_fast(header, line, block)
+        table = _csv_fast(width, wanted, line, block)
         if table is not None:
             yield table, []
         else:
-            yield from _csv_slow(path, header, line, [(line, block)])
+            yield from _csv_slow(width, wanted, [(line, block)])
 
 
-def _csv_fast(header: list[str], line: int, block: bytes) -> "pl.DataFrame | None":
-    """The block as polars reads it, all columns as text; None if a line is broken, or may be too short."""
+def _csv_fast(width: int, wanted: Mapping[str, int], line: int, block: bytes) -> "pl.DataFrame | None":
+    """The block as polars reads it, as text; None if a line is broken, or may be too short."""
     import polars as pl
 
     if not block:
-        return pl.DataFrame(schema={ROW: pl.Int64, **dict.fromkeys(header, pl.String)})
+        return _table_of([], wanted)
     try:
         table = pl.read_csv(
-            io.BytesIO(block),
-            has_header=False,
-            schema={f"{ROW} {i}": pl.String for i in range(len(header))},
+            io.BytesIO(block), has_header=False, schema={str(i): pl.String for i in range(width)}
         )
     except (pl.exceptions.PolarsError, RuntimeError):
         return None
@@ -124,63 +142,77 @@ def _csv_fast(header: list[str], line: int, block: bytes) -> "pl.DataFrame | Non
     table = table.with_row_index(ROW, offset=line).filter(~pl.all_horizontal(pl.col(columns).is_null()))
     if table[columns[-1]].null_count():
         return None
-    return table.rename(dict(zip(columns, _distinct(header), strict=True)))
+    return table.select(ROW, *(pl.col(str(i)).alias(name) for name, i in wanted.items()))
 
 
 def _csv_slow(
-    path: Path, header: list[str], line: int, source: Iterable[Block]
+    width: int, wanted: Mapping[str, int], source: Iterable[Block]
 ) -> Iterator[tuple["pl.DataFrame", list[Bad]]]:
-    """Row by row with the standard library, which takes quotes across lines and says where a row starts."""
-    not_utf8: set[int] = set()
-    reader = csv.reader(_decoded(source, not_utf8), strict=True)
+    """Record by record with the standard library, which takes quotes across lines."""
     rows: list[tuple[int, list[str]]] = []
     bad: list[Bad] = []
-    while True:
-        start = line + reader.line_num
-        try:
-            fields = next(reader, None)
-        except csv.Error as error:
-            if "end of data" in str(error):
-                raise InputError(f"{path}: line {start}: a quote is opened and never closed") from None
-            bad.append(Bad(start, None, repr(str(error)), "fields separated by commas"))
-            not_utf8.clear()
-            continue
-        if fields is None or len(rows) + len(bad) >= _SLOW_ROWS:
-            yield _table_of(rows, header), bad
+    for start, lines in _records(source):
+        found, problem = _parsed(start, lines, width)
+        rows += found
+        bad += problem
+        if len(rows) + len(bad) >= _SLOW_ROWS:
+            yield _table_of(rows, wanted), bad
             rows, bad = [], []
-        if fields is None:
+    yield _table_of(rows, wanted), bad
+
+
+def _records(source: Iterable[Block]) -> Iterator[tuple[int, list[bytes]]]:
+    """The lines of each record after the number of the first: more than one while a quote is open.
+
+    A quote that stays open for ``QUOTED_LINES`` lines, or to the end, makes a record of its line alone, so
+    that one stray quote does not take the rest of the file with it.
+    """
+    lines = ((number, raw) for line, block in source for number, raw in enumerate(io.BytesIO(block), line))
+    ahead: deque[tuple[int, bytes]] = deque()
+    while True:
+        first = ahead.popleft() if ahead else next(lines, None)
+        if first is None:
             return
-        if not_utf8:
-            bad.append(Bad(start, None, "other bytes", "text in UTF-8"))
-            not_utf8.clear()
-        elif fields and len(fields) != len(header):
-            bad.append(Bad(start, None, f"{len(fields)} fields", f"{len(header)} fields"))
-        elif fields:
-            rows.append((start, fields))
+        number, raw = first
+        record = [raw]
+        if raw.count(b'"') % 2:
+            for following in range(QUOTED_LINES):
+                if following == len(ahead):
+                    more = next(lines, None)
+                    if more is None:
+                        break
+                    ahead.append(more)
+                if ahead[following][1].count(b'"') % 2:
+                    record += [ahead.popleft()[1] for _ in range(following + 1)]
+                    break
+        yield number, record
 
 
-def _decoded(source: Iterable[Block], not_utf8: set[int]) -> Iterator[str]:
-    for line, block in source:
-        for number, raw in enumerate(io.BytesIO(block), line):
-            try:
-                yield raw.decode()
-            except UnicodeDecodeError:
-                not_utf8.add(number)
-                yield raw.decode(errors="replace")
+def _parsed(start: int, lines: list[bytes], width: int) -> tuple[list[tuple[int, list[str]]], list[Bad]]:
+    """The rows in the lines of a record, or what is wrong with it."""
+    try:
+        reader = csv.reader([raw.decode() for raw in lines], strict=True)
+        rows = [(start, fields) for fields in reader if fields]
+    except UnicodeDecodeError:
+        return [], [Bad(start, None, "other bytes", "text in UTF-8")]
+    except csv.Error:
+        open_quote = sum(raw.count(b'"') for raw in lines) % 2
+        expected = "a closing quote" if open_quote else "fields separated by commas"
+        return [], [Bad(start, None, _start_of(lines[0]), expected)]
+    ragged = [
+        Bad(start, None, f"{len(fields)} fields", f"{width} fields")
+        for start, fields in rows
+        if len(fields) != width
+    ]
+    return [row for row in rows if len(row[1]) == width], ragged
 
 
-def _table_of(rows: list[tuple[int, list[str]]], header: list[str]) -> "pl.DataFrame":
+def _table_of(rows: list[tuple[int, list[str]]], wanted: Mapping[str, int]) -> "pl.DataFrame":
     import polars as pl
 
-    columns = [[fields[i] for _, fields in rows] for i in range(len(header))]
     data: dict[str, list[Any]] = {ROW: [start for start, _ in rows]}
-    data |= dict(zip(_distinct(header), columns, strict=True))
-    return pl.DataFrame(data, schema={ROW: pl.Int64, **dict.fromkeys(_distinct(header), pl.String)})
-
-
-def _distinct(header: list[str]) -> list[str]:
-    """The names of the header, with other names for repeated ones and for one that is ``row``."""
-    return [f"{ROW} {i}" if name == ROW or name in header[:i] else name for i, name in enumerate(header)]
+    data |= {name: [fields[i] for _, fields in rows] for name, i in wanted.items()}
+    return pl.DataFrame(data, schema={ROW: pl.Int64, **dict.fromkeys(wanted, pl.String)})
 
 
 def _jsonl_fast(line: int, block: bytes, schema: "Schema") -> "pl.DataFrame | None":
@@ -235,4 +267,4 @@ def _fit(value: object, kind: Any) -> Any:
         return {f.name: _fit(value.get(f.name), f.dtype) for f in fields} if isinstance(value, dict) else None
     if isinstance(kind, pl.List):
         return [_fit(item, kind.inner) for item in value] if isinstance(value, list) else None
-    return value if isinstance(value, str) else json.dumps(value)
+    return text_of(value)

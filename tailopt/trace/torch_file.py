@@ -1,21 +1,33 @@
 """What ``torch.save`` wrote, read without torch and without running any of its code.
 
-The file is a zip archive with a pickle in it, and a pickle is a program. The standard library disassembles
-it (:func:`pickletools.genops`, which runs nothing), and the few instructions that build plain data are
-carried out here. There is no instruction that imports or calls: where a pickle would do so, a name that
-tensors, arrays and the like are made of leaves an inert :class:`Made`, and any other name is refused, as is
-every other instruction. The archive must be uncompressed, as ``torch.save`` writes it, so that nothing in
-it is larger than the file. Numbers in lists (token ids, log-probabilities) are counted and dropped as they
-come.
+The file is a zip archive with a pickle in it, and a pickle is a program. The few instructions that build
+plain data are carried out here, each by a line of its own; there is none that imports or calls. Where a
+pickle would do so, a name that tensors, arrays and the like are made of leaves an inert :class:`Made`, and
+any other name is refused, as is every other instruction. The archive must be uncompressed, as ``torch.save``
+writes it, so that nothing in it is larger than the file.
+
+Nothing that the pickle builds is hashed, compared, copied or printed: values that hold one another many times
+over or millions deep cost nothing until somebody walks through them. Keys of dicts are texts or whole
+numbers, items under any other key are dropped. Numbers in lists (token ids, log-probabilities) are counted
+and dropped as they come, a thousand at a time.
 """
 
 import pickletools
+import re
+import struct
 import zipfile
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tailopt.errors import InputError
+
+MOST_INSTRUCTIONS = 50_000_000
+"""Of a pickle, numbers in lists not counted; some 20 s. A rollout of 8192 samples has about a million."""
+
+MOST_CONTAINERS = 2_000_000
+"""Lists, dicts, tuples and objects that a pickle may build."""
 
 _MODULES = ("torch", "numpy", "slime")
 _NAMES = {
@@ -24,12 +36,41 @@ _NAMES = {
     ("collections", "defaultdict"),
     *((module, name) for module in ("builtins", "__builtin__") for name in ("set", "frozenset", "bytearray")),
 }
-_VALUES = {
-    "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "SHORT_BINSTRING",
-    "BINSTRING", "SHORT_BINBYTES", "BINBYTES",
-}  # fmt: skip
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_CONSTANTS = {b"N": None, b"\x88": True, b"\x89": False, b")": ()}
+_TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}
+_NUMBERS = {
+    b"K": struct.Struct("<B"),
+    b"M": struct.Struct("<H"),
+    b"J": struct.Struct("<i"),
+    b"G": struct.Struct(">d"),
+}
+_NUMBER = re.compile(rb"K.|M..|J....|G.{8}", re.DOTALL)
+_NUMBERS_OF_A_LIST = re.compile(rb"((?:K.|M..|J....|G.{8}){1,1000}+)e", re.DOTALL)
+"""What stands between a mark and the instruction that appends all since then."""
+
+
+def _utf8(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogatepass")
+
+
+def _latin1(raw: bytes) -> str:
+    return raw.decode("latin-1")
+
+
+_SIZED: dict[bytes, tuple[struct.Struct, Callable[[bytes], Any]]] = {
+    b"X": (struct.Struct("<I"), _utf8),
+    b"\x8c": (struct.Struct("<B"), _utf8),
+    b"U": (struct.Struct("<B"), _latin1),
+    b"T": (struct.Struct("<I"), _latin1),
+    b"C": (struct.Struct("<B"), bytes),
+    b"B": (struct.Struct("<I"), bytes),
+    b"\x8a": (struct.Struct("<B"), lambda raw: int.from_bytes(raw, "little", signed=True)),
+}
+"""Values that stand after their own length: instruction -> length, and what makes the value."""
+
+_MEMO = {b"q": struct.Struct("<B"), b"r": struct.Struct("<I")}
+_RECALL = {b"h": struct.Struct("<B"), b"j": struct.Struct("<I")}
+_PASSED_OVER = {b"\x80": 1, b"\x95": 8}  # version, frame
 
 
 @dataclass(frozen=True)
@@ -75,7 +116,7 @@ def load(path: Path) -> Any:
         return _run(program)
     except _Refused as refused:
         raise InputError(f"{path}: refused, {refused}") from None
-    except (ValueError, IndexError, KeyError, TypeError, MemoryError) as error:
+    except (ValueError, IndexError, KeyError, TypeError, struct.error) as error:
         raise InputError(f"{path}: broken pickle ({type(error).__name__}: {error})") from None
 
 
@@ -98,6 +139,7 @@ def _run(program: bytes) -> Any:
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
+    at = instructions = containers = 0
 
     def since_mark() -> list[Any]:
         start = marks.pop()
@@ -105,77 +147,110 @@ def _run(program: bytes) -> Any:
         del stack[start:]
         return items
 
-    argument: Any
-    for opcode, argument, _ in pickletools.genops(program):
-        name = opcode.name
-        if name in _VALUES:
-            stack.append(argument)
-        elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name])
-        elif name in _TUPLES:
-            items = stack[-_TUPLES[name] :]
-            del stack[-_TUPLES[name] :]
-            stack.append(tuple(items))
+    while at < len(program):
+        code = program[at : at + 1]
+        at += 1
+        instructions += 1
+        if number := _NUMBERS.get(code):
+            stack += number.unpack_from(program, at)
+            at += number.size
+        elif sized := _SIZED.get(code):
+            length, value = sized
+            start = at + length.size
+            at = start + length.unpack_from(program, at)[0]
+            if at > len(program):
+                break
+            stack.append(value(program[start:at]))
+        elif code in _CONSTANTS:
+            stack.append(_CONSTANTS[code])
+        elif memorized := _MEMO.get(code):
+            memo[memorized.unpack_from(program, at)[0]] = stack[-1]
+            at += memorized.size
+        elif recalled := _RECALL.get(code):
+            stack.append(memo[recalled.unpack_from(program, at)[0]])
+            at += recalled.size
+        elif code in _TUPLES:
+            stack.append(tuple(stack.pop() for _ in range(_TUPLES[code]))[::-1])
+            containers += 1
+        elif code in _PASSED_OVER:
+            at += _PASSED_OVER[code]
         else:
-            match name:
-                case "BINPUT" | "LONG_BINPUT":
-                    memo[argument] = stack[-1]
-                case "MEMOIZE":
+            match code:
+                case b"(":
+                    numbers = _NUMBERS_OF_A_LIST.match(program, at)
+                    if numbers and stack and isinstance(stack[-1], Items):
+                        stack[-1].length += len(_NUMBER.findall(numbers[1]))
+                        at = numbers.end()
+                    else:
+                        marks.append(len(stack))
+                case b"\x94":
                     memo[len(memo)] = stack[-1]
-                case "BINGET" | "LONG_BINGET":
-                    stack.append(memo[argument])
-                case "MARK":
-                    marks.append(len(stack))
-                case "EMPTY_LIST":
+                case b"]":
                     stack.append(Items())
-                case "EMPTY_DICT":
+                    containers += 1
+                case b"}":
                     stack.append({})
-                case "TUPLE":
+                    containers += 1
+                case b"t":
                     stack.append(tuple(since_mark()))
-                case "APPENDS":
+                    containers += 1
+                case b"e":
                     items = since_mark()
                     _list(stack).take(items)
-                case "APPEND":
+                case b"a":
                     item = stack.pop()
                     _list(stack).take([item])
-                case "SETITEMS":
+                case b"u":
                     items = since_mark()
-                    _dict(stack).update(zip(items[::2], items[1::2], strict=True))
-                case "SETITEM":
-                    value, key = stack.pop(), stack.pop()
-                    _dict(stack)[key] = value
-                case "GLOBAL":
-                    stack.append(_named(*argument.split(" ", 1)))
-                case "STACK_GLOBAL":
+                    _set(stack, zip(items[::2], items[1::2], strict=True))
+                case b"s":
+                    item, key = stack.pop(), stack.pop()
+                    _set(stack, [(key, item)])
+                case b"c":
+                    module_end = program.index(b"\n", at)
+                    name_end = program.index(b"\n", module_end + 1)
+                    stack.append(
+                        _named(_utf8(program[at:module_end]), _utf8(program[module_end + 1 : name_end]))
+                    )
+                    at = name_end + 1
+                case b"\x93":
                     called, module = stack.pop(), stack.pop()
                     stack.append(_named(module, called))
-                case "REDUCE" | "NEWOBJ":
+                case b"R" | b"\x81":
                     arguments, called = stack.pop(), stack.pop()
                     stack.append(_made(called, arguments))
-                case "BUILD":
+                    containers += 1
+                case b"b":
                     state = stack.pop()
                     if not isinstance(stack[-1], Made):
                         raise _Refused("it changes what is not an object")
                     stack[-1].state = state
-                case "BINPERSID":
+                case b"Q":
                     stack.append(Made(Name("torch", "storage"), stack.pop()))
-                case "PROTO" | "FRAME":
-                    pass
-                case "STOP":
+                    containers += 1
+                case b".":
                     return stack.pop()
                 case _:
-                    raise _Refused(f"it has the instruction {name}, which plain data does not need")
+                    raise _Refused(f"it has the instruction {_called(code)}, which plain data does not need")
+        if instructions > MOST_INSTRUCTIONS or containers > MOST_CONTAINERS:
+            raise _Refused("it has more instructions, or builds more lists and objects, than any rollout")
     raise ValueError("no end")
 
 
-def _named(module: str, name: str) -> Name:
-    if str(module).split(".")[0] not in _MODULES and (module, name) not in _NAMES:
+def _called(code: bytes) -> str:
+    return next((op.name for op in pickletools.opcodes if op.code.encode("latin-1") == code), repr(code))
+
+
+def _named(module: object, name: object) -> Name:
+    if type(module) is not str or type(name) is not str:
+        raise _Refused("it names what is not a text")
+    if module.split(".")[0] not in _MODULES and (module, name) not in _NAMES:
         raise _Refused(f"it names {module}.{name}, which plain data does not need")
     return Name(module, name)
 
 
-def _made(called: Any, arguments: Any) -> Any:
-    if not isinstance(called, Name):
+def _made(called: object, arguments: object) -> Any:
+    if type(called) is not Name:
         raise _Refused("it calls what is not a function")
     return {} if called == Name("collections", "OrderedDict") else Made(called, arguments)
 
@@ -186,7 +261,7 @@ def _list(stack: list[Any]) -> Items:
     return stack[-1]
 
 
-def _dict(stack: list[Any]) -> dict[Any, Any]:
-    if not isinstance(stack[-1], dict):
+def _set(stack: list[Any], items: Iterable[tuple[Any, Any]]) -> None:
+    if type(stack[-1]) is not dict:
         raise _Refused("it sets items of what is not a dict")
-    return stack[-1]
+    stack[-1].update((key, value) for key, value in items if type(key) is str or type(key) is int)

@@ -67,12 +67,15 @@ def _length(value: object) -> int | None:
     if isinstance(value, Items):
         return value.length
     if isinstance(value, Made) and value.name.name.startswith("_rebuild_tensor"):
-        shape = value.arguments[2:3]
+        shape = value.arguments[2:3] if isinstance(value.arguments, tuple) else ()
     elif isinstance(value, Made) and value.name.name == "_reconstruct":
         shape = value.state[1:2] if isinstance(value.state, tuple) else ()
     else:
         return None
-    return shape[0][0] if shape and isinstance(shape[0], tuple) and len(shape[0]) == 1 else None
+    sizes = shape[0] if shape else None
+    if not isinstance(sizes, tuple) or len(sizes) != 1:
+        return None
+    return sizes[0] if type(sizes[0]) is int and sizes[0] >= 0 else None
 
 
 def _plain(value: object) -> object:

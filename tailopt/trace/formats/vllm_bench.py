@@ -7,7 +7,10 @@ whole.
 """
 
 import json
+import re
 from collections.abc import Iterator
+from functools import reduce
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +20,34 @@ from tailopt.trace.rows import LEFT_OUT, ROW, Rows, as_text
 
 _NAMES = {"input_lens": "prompt_tokens", "output_lens": "output_tokens", "start_times": "arrival_s"}
 _LABELS = {ours: theirs for theirs, ours in _NAMES.items()}
+_FAILED = "failed"
+_VISIBLE = re.compile(r"\S")
 
 
 def _read(path: Path, _: Tokenizer | None) -> Iterator[Rows]:
     import polars as pl
 
     done = 0
-    for run in _objects(path):
-        columns = _columns(path, run)
-        n = len(columns["output_tokens"])
-        errors = run.get("errors") or [""] * n
-        failed = [
-            bool(error) or tokens == 0 for error, tokens in zip(errors, columns["output_tokens"], strict=True)
-        ]
+    runs = (_columns(path, run) for run in _objects(path))
+    for _names, alike in groupby((columns for columns in runs if columns[_FAILED]), key=list):
+        columns = reduce(_extended, alike)
+        failed = pl.Series(columns.pop(_FAILED), dtype=pl.Boolean)
         table = pl.DataFrame([as_text(values, name) for name, values in columns.items()]).with_columns(
-            pl.int_range(done + 1, done + n + 1).alias(ROW),
-            pl.when(pl.Series(failed, dtype=pl.Boolean)).then(pl.lit("failed requests")).alias(LEFT_OUT),
+            pl.int_range(done + 1, done + len(failed) + 1).alias(ROW),
+            pl.when(failed).then(pl.lit("failed requests")).alias(LEFT_OUT),
         )
         yield Rows(table, _LABELS)
-        done += n
+        done += len(failed)
+
+
+def _extended(columns: dict[str, list[Any]], more: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    for name, values in more.items():
+        columns[name] += values
+    return columns
 
 
 def _columns(path: Path, run: Any) -> dict[str, list[Any]]:
-    """The lists that are wanted, one entry a request."""
+    """The lists that are wanted, one entry a request, and which requests failed."""
     if not isinstance(run, dict):
         raise InputError(f"{path}: expected a JSON object per run, got {type(run).__name__}")
     for field in ("input_lens", "output_lens"):
@@ -50,23 +58,24 @@ def _columns(path: Path, run: Any) -> dict[str, list[Any]]:
         found = run.get(field)
         if found and (not isinstance(found, list) or len(found) != n):
             raise InputError(f"{path}: {field}: expected a list of {n} like output_lens")
-    return {ours: run[theirs] for theirs, ours in _NAMES.items() if run.get(theirs) or not n}
+    errors = run.get("errors") or [""] * n
+    failed = [bool(error) or tokens == 0 for error, tokens in zip(errors, run["output_lens"], strict=True)]
+    return {ours: run[theirs] for theirs, ours in _NAMES.items() if run.get(theirs)} | {_FAILED: failed}
 
 
 def _objects(path: Path) -> Iterator[Any]:
     """The JSON values of a file, one after the other."""
     try:
-        text = path.read_text("utf-8-sig").strip()
+        text = path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: byte {error.start}: expected text in UTF-8") from None
-    decoder = json.JSONDecoder()
-    while text:
+    decoder, at = json.JSONDecoder(), 0
+    while start := _VISIBLE.search(text, at):
         try:
-            value, end = decoder.raw_decode(text)
+            value, at = decoder.raw_decode(text, start.start())
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}: broken JSON ({error})") from None
         yield value
-        text = text[end:].lstrip()
 
 
 def _detect(start: bytes) -> bool:
