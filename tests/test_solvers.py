@@ -71,7 +71,7 @@ def tiny(most: int, samples: int = 1) -> st.SearchStrategy[Trace]:
 @st.composite
 def shapes_that_fit(draw: st.DrawFn, times: st.SearchStrategy[StepTime], most_engines: int = 3) -> Fleet:
     """Up to three engines of one or two shapes, on which everything fits at once."""
-    shapes = [ShapeProfile(tp, draw(times), 1e4, 10**6, 1000) for tp in (1, 2)]
+    shapes = [ShapeProfile(tp, draw(times), 1e300, 10**6, 1000, 10**9) for tp in (1, 2)]
     degrees = draw(st.lists(st.sampled_from([1, 2]), min_size=1, max_size=most_engines))
     return Fleet(profile(*shapes), tuple(map(Engine, degrees)), sum(degrees))
 
@@ -199,7 +199,10 @@ def test_dp_refuses_what_is_not_small() -> None:
 
 def test_dp_is_exact_on_fourteen_groups_and_three_shapes() -> None:
     shapes = profile(
-        *(ShapeProfile(tp, Affine(0.1 / tp + 0.02, 0.02 / tp + 0.001), 1e4, 10**6, 1000) for tp in (1, 2, 4))
+        *(
+            ShapeProfile(tp, Affine(0.1 / tp + 0.02, 0.02 / tp + 0.001), 1e300, 10**6, 1000)
+            for tp in (1, 2, 4)
+        )
     )
     lengths = np.random.default_rng(1).lognormal(5, 1, (14, 4)).astype(int) + 1
     problem = Problem(Trace.of(lengths.tolist()), Fleet.of(shapes, "2xTP1+1xTP2+1xTP4"), atomic=True)
@@ -247,8 +250,8 @@ def test_any_prices_give_a_bound(data: st.DataObject, units: int, engines: int) 
 
 
 TWO_SHAPES = profile(
-    ShapeProfile(1, Affine(10e-3, 1e-3, 1e-7), 1e4, 10**6, 500),
-    ShapeProfile(4, Affine(4e-3, 0.4e-3, 3e-8), 1e4, 10**6, 500),
+    ShapeProfile(1, Affine(10e-3, 1e-3, 1e-7), 1e300, 10**6, 500, 10**9),
+    ShapeProfile(4, Affine(4e-3, 0.4e-3, 3e-8), 1e300, 10**6, 500, 10**9),
 )
 
 

@@ -6,8 +6,8 @@ steps that hold n_1, n_2, ... of them. Any s steps hold at most min(L_i, s) toke
 equality of the totals: n* majorizes n. By Karamata's inequality the concave f has
 :math:`\sum f(n_k) \ge \sum f(n^*(k))`: decoding all of them together from the start is the cheapest way. The
 others in the batch, waiting, and preemption only add time, and the context read is c times the sum of the A_i
-or more. So the largest such time over the units bounds every static plan; over engines of different
-shapes, the fastest counts.
+or more. So the largest such time over the units, with their least prefill, bounds every static plan; over
+engines of different shapes, the fastest counts.
 """
 
 from dataclasses import dataclass
@@ -55,5 +55,6 @@ def alone_bound(problem: Problem, units: Units) -> AloneBound | None:
         )
         for members in units.members
     ]
-    slowest = int(np.argmax(alone_s))
-    return AloneBound(alone_s[slowest] * (1 - ROUNDING), int(units.members[slowest][0]))
+    with_prefill_s = np.array(alone_s) + units.prefill_s
+    slowest = int(np.argmax(with_prefill_s))
+    return AloneBound(float(with_prefill_s[slowest]) * (1 - ROUNDING), int(units.members[slowest][0]))

@@ -36,7 +36,14 @@ from tailopt.oracle.certificate import Certificate
 from tailopt.oracle.check_general import check_priced
 from tailopt.oracle.check_mixed import check_mixed
 from tailopt.oracle.check_partition import check_partition
-from tailopt.oracle.check_parts import area, cache_busy, concave_rises, require, staircase_items
+from tailopt.oracle.check_parts import (
+    area,
+    cache_busy,
+    concave_rises,
+    prefill_seconds,
+    require,
+    staircase_items,
+)
 from tailopt.oracle.check_search import check_search
 from tailopt.oracle.check_solver import check_solver
 from tailopt.oracle.lagrangian import PricedBound
@@ -189,7 +196,8 @@ def _alone(bound: AloneBound, problem: Problem) -> tuple[Fraction, str]:
             concave_rises(at),
             "a step time is not concave",
         )
-    return min(_exact_sum(shape.step_time(running, context)) for shape in shapes), "alone"
+    prefill_s = prefill_seconds(problem, [np.flatnonzero(unit).tolist()])[0]
+    return prefill_s + min(_exact_sum(shape.step_time(running, context)) for shape in shapes), "alone"
 
 
 def check_any(bound: AnyBound, problem: Problem) -> tuple[Fraction, str]:

@@ -52,6 +52,26 @@ def cache_busy(trace: Trace, shapes: Sequence[ShapeProfile]) -> list[int]:
     return busy
 
 
+def prefill_seconds(problem: Problem, units: list[list[int]]) -> list[Fraction]:
+    """Seconds of the prompt tokens that each unit computes at least: shared ones once, then each its own."""
+    trace, fleet = problem.trace, problem.fleet
+    shapes = [fleet.shape_of(e) for e in range(len(fleet.engines))]
+    block = max(shape.block_tokens for shape in shapes)
+    caching = any(shape.prefix_caching for shape in shapes)
+    rate = max(Fraction(shape.prefill_tokens_per_s) for shape in shapes)
+    prompt, group = trace.context_tokens.tolist(), trace.group.tolist()
+    least: dict[int, list[int]] = {}
+    for i, tokens in enumerate(prompt):
+        least.setdefault(group[i], []).append(tokens)
+    seconds = []
+    for unit in units:
+        siblings = least[group[unit[0]]]
+        shared = (min(siblings) - 1) // block * block if caching and len(siblings) > 1 else 0
+        tokens = sum(prompt[i] - shared - 1 for i in unit) + (shared if problem.atomic else 0)
+        seconds.append(Fraction(tokens) / rate)
+    return seconds
+
+
 def fits_alone(problem: Problem, shape: ShapeProfile, request: int) -> bool:
     """Whether a request's tokens but the last fit into the whole blocks of a shape's KV cache."""
     prompt, output = problem.trace.context_tokens[request], problem.trace.output_tokens[request]
@@ -123,13 +143,14 @@ def staircase_items(
     u, v, x = (Fraction(weight) for weight in bound.weights)
     require(min(u, v, x) >= 0 and u + v + x <= 1, "the weights are not convex")
     per_token, per_cache = b + a * v / slots, a * x / cache
-    busy = cache_busy(trace, shapes)
+    busy, units = cache_busy(trace, shapes), units_by_length(problem)
     items = [
         (
             max(length[i] for i in members),
-            sum((per_token * length[i] + c * areas[i] + per_cache * busy[i] for i in members), Fraction(0)),
+            prefill_s
+            + sum((per_token * length[i] + c * areas[i] + per_cache * busy[i] for i in members), Fraction(0)),
         )
-        for members in units_by_length(problem)
+        for members, prefill_s in zip(units, prefill_seconds(problem, units), strict=True)
     ]
     return sorted(items, reverse=True), a * u
 

@@ -68,8 +68,8 @@ def reachable(lines: Sequence[Lines], units: Units, makespan_s: float) -> tuple[
 
     >>> from tailopt.engine.step_time import Affine
     >>> from tailopt.oracle.units import Units
-    >>> nine = np.full(8, 9)
-    >>> units = Units(nine, nine, 0 * nine, [], np.cumsum(nine), 0 * nine, 72, 100, 1000)
+    >>> nine, none = np.full(8, 9), np.zeros(8)
+    >>> units = Units(nine, nine, none, none, none, [], np.cumsum(nine), none, 72, 100, 1000)
     >>> rays, limit = reachable([Affine(1.0, 1.0).lines(8)], units, makespan_s=9 * 1.2 * 5)
     >>> [ray.n_max for ray in rays], limit
     ([8], 5)

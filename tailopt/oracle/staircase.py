@@ -18,8 +18,9 @@ gives the largest T refuted, in O(m log n) a trial.
 **Capacity.** If at most C requests run together and the cache holds M tokens, an engine takes at least
 max(ℓ, ΣL / C, ΣA' / M) steps, with A' the token-steps of cache that a request keeps busy
 (:func:`tailopt.oracle.units.cache_areas`). Any convex weights (u, v, x) of the three give a valid item again,
+with P the seconds of its prefill at least,
 
-.. math:: a' = u a, \quad w' = b L + c A + a\,(v L / C + x A' / M),
+.. math:: a' = u a, \quad w' = b L + c A + a\,(v L / C + x A' / M) + P,
 
 so the bound is the largest over a grid of weights and over the affine minorants of the step time.
 """
@@ -65,7 +66,8 @@ def item_weights(units: Units, minorant: Minorant, weights: tuple[float, float, 
     _, slots, cache = weights
     per_token = minorant.b_s + minorant.a_s * slots / units.max_running
     per_cache = minorant.a_s * cache / units.kv_capacity_tokens
-    return np.asarray(per_token * units.tokens + minorant.c_s * units.context + per_cache * units.cache)
+    decode_s = per_token * units.tokens + minorant.c_s * units.context + per_cache * units.cache
+    return np.asarray(decode_s + units.prefill_s)
 
 
 def staircase_bound(units: Units, lines: Sequence[Lines], engines: int, within_s: float) -> StaircaseBound:

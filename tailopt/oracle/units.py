@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailopt.arrays import Bools, Ints
+from tailopt.arrays import Bools, Floats, Ints
 from tailopt.engine.decode_time import context_read
 from tailopt.engine.profile import ShapeProfile
 from tailopt.engine.step_time import Lines
@@ -29,6 +29,8 @@ class Units:
         tokens: ``[u]`` sum of outputs.
         context: ``[u]`` sum of KV areas, in token-steps.
         cache: ``[u]`` token-steps of KV cache that they keep busy at least (:func:`cache_areas`).
+        prefill_s: ``[u]`` seconds that the prefill of each unit adds to its engine at least
+            (:func:`least_prefill`).
         members: the requests of each unit, longest first.
         least_tokens: ``[n]`` least sum of outputs of 1, 2, ... n requests.
         least_context: ``[n]`` least sum of KV areas of 1, 2, ... n requests.
@@ -41,6 +43,7 @@ class Units:
     tokens: Ints
     context: Ints
     cache: Ints
+    prefill_s: Floats
     members: list[Ints]
     least_tokens: Ints
     least_context: Ints
@@ -52,6 +55,8 @@ class Units:
 def units_of(problem: Problem) -> Units:
     """The units of a problem by falling longest request, then by falling tokens."""
     trace, fleet = problem.trace, problem.fleet
+    engines = range(len(fleet.engines))
+    shapes = [fleet.shape_of(e) for e in engines]
     output = trace.output_tokens
     unit = trace.group if problem.atomic else np.arange(trace.n_requests)
     count = int(unit.max()) + 1
@@ -61,22 +66,22 @@ def units_of(problem: Problem) -> Units:
     tokens, context, cache = np.zeros((3, count), dtype=np.int64)
     np.add.at(tokens, unit, output)
     np.add.at(context, unit, area)
-    np.add.at(cache, unit, cache_areas(trace, [fleet.shape_of(e) for e in range(len(fleet.engines))]))
+    np.add.at(cache, unit, cache_areas(trace, shapes))
     order = np.lexsort((-tokens, -longest))
     requests = np.lexsort((-output, unit))  # by unit, longest first
     by_unit = np.split(requests, np.flatnonzero(np.diff(unit[requests])) + 1)
-    engines = range(len(fleet.engines))
     return Units(
         longest=longest[order],
         tokens=tokens[order],
         context=context[order],
         cache=cache[order],
+        prefill_s=least_prefill(problem)[order] / max(shape.prefill_tokens_per_s for shape in shapes),
         members=[by_unit[u] for u in order],
         least_tokens=np.cumsum(np.sort(output)),
         least_context=np.cumsum(np.sort(area)),
         most_context=int((trace.context_tokens + output).sum()),
         max_running=max(fleet.max_running(e) for e in engines),
-        kv_capacity_tokens=max(fleet.shape_of(e).kv_capacity_tokens for e in engines),
+        kv_capacity_tokens=max(shape.kv_capacity_tokens for shape in shapes),
     )
 
 
@@ -93,6 +98,26 @@ def cache_areas(trace: Trace, shapes: Sequence[ShapeProfile]) -> Ints:
     output = trace.output_tokens
     held = trace.context_tokens - shared + shared // size
     return np.asarray(output * (output - 1) // 2 + output * held)
+
+
+def least_prefill(problem: Problem) -> Ints:
+    """``[u]`` tokens that the requests of each unit compute at least beside those with which they gain one.
+
+    A request computes its prompt but for the blocks that it shares with its group; the last token of it is
+    the one with which it gains its first. A group that stays together computes the shared blocks once.
+    """
+    trace, fleet = problem.trace, problem.fleet
+    shapes = [fleet.shape_of(e) for e in range(len(fleet.engines))]
+    shared = np.zeros(trace.n_requests, dtype=np.int64)
+    if any(shape.prefix_caching for shape in shapes):
+        shared = shared_tokens(trace, max(shape.block_tokens for shape in shapes))
+    own = trace.context_tokens - shared - 1
+    if not problem.atomic:
+        return own
+    once = np.zeros(int(trace.group.max()) + 1, dtype=np.int64)
+    once[trace.group] = shared
+    np.add.at(once, trace.group, own)
+    return once
 
 
 def too_large(problem: Problem, shape: ShapeProfile) -> Bools:
