@@ -254,7 +254,8 @@ step_time = st.one_of(
 )
 shape = st.builds(
     ShapeProfile, st.integers(1, 64), step_time, number, st.integers(1, 2**62), st.integers(1, 5000),
-    token_budget=st.integers(5000, 2**40), block_tokens=st.integers(1, 256), prefix_caching=st.booleans(), fit=text,
+    token_budget=st.integers(5000, 2**40), block_tokens=st.integers(1, 256),
+    prefix_caching=st.booleans(), fit=text,
 )  # fmt: skip
 profiles = st.builds(
     EngineProfile, text, text, text, text, text, text, st.dates().map(date.isoformat),
