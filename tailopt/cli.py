@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 DEFAULT_TRACE = "gpqa-deepseek-reasoner"
 DEFAULT_ENGINE = "h100-llama-3.1-8b"
 DEFAULT_PREDICTORS = ("truth", "noisy_truth")
+FORMAT_NAMES = (
+    "parquet", "csv", "azure2023", "burstgpt", "mooncake", "vidur", "vllm-bench", "verl", "slime",
+    "openai-batch",
+)  # fmt: skip
+"""The keys of :data:`tailopt.trace.formats.FORMATS`, which is not imported for help."""
+
 DEFAULT_GPUS = 8
+MOST_GPUS = 99_999
+MOST_BATCHES = 1_000_000
 
 INPUT_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
@@ -114,16 +122,26 @@ def _drop_output() -> None:
 TraceOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--trace", metavar="FILE|NAME", help="Rollouts; again for more files.", show_default=DEFAULT_TRACE
+        "--trace", metavar="FILE|NAME", help=f"Rollouts; again for more files. Default: {DEFAULT_TRACE}."
     ),
 ]
 FormatOption = Annotated[
-    str | None, typer.Option("--format", metavar="NAME", help="Format of the files; found out by default.")
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="NAME",
+        help=f"Format of the files, found out by default: {', '.join(FORMAT_NAMES)}.",
+    ),
 ]
 CapOption = Annotated[
-    int | None, typer.Option("--cap", metavar="TOKENS", help="Length cap: longer responses are censored.")
+    int | None,
+    typer.Option(
+        "--cap",
+        metavar="TOKENS",
+        help="Length cap of the run: flags responses of at least so many tokens as censored, cuts none.",
+    ),
 ]
-SkipOption = Annotated[bool, typer.Option("--skip-bad", help="Skip bad rows, and count them.")]
+SkipOption = Annotated[bool, typer.Option("--skip-bad", metavar="", help="Skip bad rows, and count them.")]
 TokenizerOption = Annotated[
     str | None,
     typer.Option(
@@ -139,6 +157,10 @@ def compare(
     cap: CapOption = None,
     skip_bad: SkipOption = False,
     tokenizer: TokenizerOption = None,
+    truncate: Annotated[
+        int | None,
+        typer.Option("--truncate", metavar="TOKENS", help="Cut longer responses off at so many tokens."),
+    ] = None,
     tail: Annotated[
         float | None,
         typer.Option("--tail", metavar="RATIO", help="Reshape the tail to this P90/P50 (TailSieve)."),
@@ -148,15 +170,14 @@ def compare(
     ] = DEFAULT_ENGINE,
     gpus: Annotated[
         int | None,
-        typer.Option("--gpus", help="GPUs.", show_default=f"those of --shape, or {DEFAULT_GPUS}"),
+        typer.Option("--gpus", metavar="N", help=f"GPUs. Default: those of --shape, or {DEFAULT_GPUS}."),
     ] = None,
     shape: Annotated[
         str | None,
         typer.Option(
             "--shape",
             metavar="SHAPE",
-            help="Engines: 8xTP1, 2xTP2+1xTP4, ...",
-            show_default="the smallest that there are",
+            help="Engines: 8xTP1, 2xTP2+1xTP4, ... Default: the smallest that the profile has.",
         ),
     ] = None,
     policy: Annotated[
@@ -164,34 +185,39 @@ def compare(
         typer.Option(
             "--policy",
             metavar="SPEC",
-            help="NAME, NAME(arg=value) or file.py:function; again for more.",
-            show_default="all",
+            help="NAME, NAME(arg=value) or file.py:function; again for more. uniform is always added. "
+            "Default: all.",
         ),
     ] = None,
     predictor: Annotated[
         list[str] | None,
         typer.Option(
-            "--predictor", metavar="SPEC", help="As --policy.", show_default=", ".join(DEFAULT_PREDICTORS)
+            "--predictor", metavar="SPEC", help=f"As --policy. Default: {', '.join(DEFAULT_PREDICTORS)}."
         ),
     ] = None,
-    batches: Annotated[int, typer.Option("--batches", help="Batches to draw.")] = 20,
-    prompts: Annotated[int, typer.Option("--prompts", help="Prompts of a batch.")] = 32,
-    samples: Annotated[int, typer.Option("--samples", help="Samples of a prompt.")] = 8,
+    batches: Annotated[int, typer.Option("--batches", metavar="N", help="Batches to draw.")] = 20,
+    prompts: Annotated[int, typer.Option("--prompts", metavar="N", help="Prompts of a batch.")] = 32,
+    samples: Annotated[int, typer.Option("--samples", metavar="N", help="Samples of a prompt.")] = 8,
     groups: Annotated[
         Groups, typer.Option("--groups", help="Whether the samples of a prompt stay on one engine.")
     ] = Groups.ATOMIC,
-    seed: Annotated[int, typer.Option("--seed", help="Of all that is drawn.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="JSON to stdout instead of the table.")] = False,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of all that is drawn.")] = 0,
+    json: Annotated[
+        bool, typer.Option("--json", metavar="", help="JSON to stdout instead of the table.")
+    ] = False,
     csv: Annotated[
-        bool, typer.Option("--csv", help="One row per run to stdout instead of the table.")
+        bool, typer.Option("--csv", metavar="", help="One row per run to stdout instead of the table.")
     ] = False,
     perfetto: Annotated[
         Path | None,
         typer.Option("--perfetto", metavar="DIR", help="Timelines of the first batch, for ui.perfetto.dev."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", metavar="", help="No progress bar.")] = False,
 ) -> None:
-    """Run policies on paired batches of a trace and compare them with the certified optimum."""
+    """Run policies on paired batches of a trace and compare them with the certified optimum.
+
+    Example: tailopt compare --trace rollouts.parquet --policy lpt --policy mine.py:rule --batches 5
+    """
     with _plain_errors():
         from tailopt.compare import compare as run_comparison
         from tailopt.errors import InputError
@@ -199,14 +225,21 @@ def compare(
 
         if json and csv:
             raise InputError("--json and --csv: expected one of them")
+        for option, value, least, most in (
+            ("--batches", batches, 1, MOST_BATCHES),
+            ("--prompts", prompts, 1, None),
+            ("--samples", samples, 1, None),
+            ("--seed", seed, 0, None),
+        ):
+            _check_range(option, value, least, most)
         rollouts, notes = _read(trace or [DEFAULT_TRACE], format_, cap, skip_bad, tokenizer)
-        if tail is not None:
-            from tailopt.trace.transforms import reshape_tail
-
-            rollouts = reshape_tail(rollouts, tail)
+        rollouts = _transformed(rollouts, truncate, tail)
         fleet = _fleet(engine, shape, gpus)
         # what a user's policy prints must not end up in the output
-        with _progress(show=not (quiet or json or csv)) as advance, contextlib.redirect_stdout(sys.stderr):
+        with (
+            _progress(batches, show=not (quiet or json or csv)) as advance,
+            contextlib.redirect_stdout(sys.stderr),
+        ):
             comparison = run_comparison(
                 rollouts,
                 fleet,
@@ -256,15 +289,24 @@ def policies() -> None:
     with _plain_errors():
         from tailopt.policies import POLICIES
         from tailopt.predict import PREDICTORS
-        from tailopt.report.listing import function_list
+        from tailopt.report.listing import function_list, own_functions
 
-        _print([*function_list("Policies", POLICIES), "", *function_list("Predictors", PREDICTORS)])
+        _print(
+            [
+                *function_list("Policies", POLICIES),
+                "",
+                *function_list("Predictors", PREDICTORS),
+                "",
+                *own_functions(),
+            ]
+        )
 
 
 @app.command()
 def convert(
     sources: Annotated[list[str], typer.Argument(metavar="IN...", help="Trace files, or a bundled name.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Ends in .parquet or .csv.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new file that ends in .parquet or .csv.")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite OUT if it exists.", metavar="")] = False,
     format_: FormatOption = None,
     cap: CapOption = None,
     skip_bad: SkipOption = False,
@@ -274,15 +316,30 @@ def convert(
     with _plain_errors():
         from tailopt.trace.reading import write_trace
 
+        _check_target(out, sources, force)
         rollouts, notes = _read(sources, format_, cap, skip_bad, tokenizer)
         write_trace(rollouts, out)
         for line in (f"{out}: {rollouts.n_requests} responses to {rollouts.n_prompts} prompts", *notes):
             typer.echo(line, err=True)
 
 
+def _check_target(out: Path, sources: Sequence[str], force: bool) -> None:
+    """Refuse to write over what is read, or, unless told to, over anything."""
+    from tailopt.errors import InputError
+
+    with contextlib.suppress(OSError, ValueError):  # no such file, or no file can have this name
+        target = out.stat()
+        if any(os.path.samestat(target, Path(source).stat()) for source in sources if os.path.exists(source)):  # noqa: PTH110
+            raise InputError(f"{out}: is also read, expected another file to write")
+        if out.exists() and not force:
+            raise InputError(f"{out}: exists, expected a new file, or --force to overwrite it")
+
+
 @app.callback(invoke_without_command=True)
 def _options(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", metavar="", help="Show the version and exit.")
+    ] = False,
 ) -> None:
     if version:
         from tailopt import __version__
@@ -295,12 +352,13 @@ def _read(
     specs: Sequence[str], format_: str | None, cap: int | None, skip_bad: bool, tokenizer: str | None
 ) -> tuple["Trace", list[str]]:
     """The trace that the specs name, and what there is to say about reading it."""
-    from tailopt.errors import InputError
+    from tailopt.errors import InputError, one_line
     from tailopt.trace.reading import ReadReport, read_trace, resolve_trace
+    from tailopt.trace.rows import MOST_TOKENS
     from tailopt.trace.tokenizer import load_tokenizer
 
-    if cap is not None and cap < 1:
-        raise InputError(f"--cap: expected at least 1 token, got {cap}")
+    if cap is not None:
+        _check_range("--cap", cap, 1, MOST_TOKENS)
     count = None if tokenizer is None else load_tokenizer(tokenizer)
     report: ReadReport | None
     if len(specs) > 1:
@@ -312,9 +370,50 @@ def _read(
     if report is None:
         if format_ is not None:
             raise InputError(f"--format {format_}: trace {rollouts.name!r} is bundled, expected no format")
-        return rollouts, []
-    first = [f"first bad row: {report.first_skipped}"] if report.first_skipped else []
-    return rollouts, [str(report), *first]
+        return rollouts, _about_cap(rollouts, cap)
+    first = [f"first bad row: {one_line(report.first_skipped)}"] if report.first_skipped else []
+    return rollouts, [str(report), *first, *_about_cap(rollouts, cap)]
+
+
+def _about_cap(rollouts: "Trace", cap: int | None) -> list[str]:
+    """What --cap flagged, if that was nothing, or if it can hardly have been the cap of the run."""
+    if cap is None:
+        return []
+    flagged, longer = int((rollouts.output_tokens >= cap).sum()), int((rollouts.output_tokens > cap).sum())
+    if not flagged:
+        return [f"--cap {cap}: no response is that long"]
+    if longer <= 0.01 * flagged:
+        return []
+    return [
+        f"--cap {cap}: {longer} of the {flagged} responses flagged as censored are longer than the cap; "
+        "none is cut, --truncate does that"
+    ]
+
+
+def _check_range(option: str, value: int, least: int, most: int | None = None) -> None:
+    from tailopt.errors import InputError
+
+    if value < least:
+        raise InputError(f"{option}: expected at least {least}, got {value}")
+    if most is not None and value > most:
+        raise InputError(f"{option}: expected at most {most}, got {value}")
+
+
+def _transformed(rollouts: "Trace", truncate: int | None, tail: float | None) -> "Trace":
+    """The trace cut, then reshaped, where the options say so."""
+    from tailopt.errors import InputError
+    from tailopt.trace import transforms
+    from tailopt.trace.rows import MOST_TOKENS
+
+    if truncate is not None:
+        _check_range("--truncate", truncate, 1, MOST_TOKENS)
+        rollouts = transforms.truncate(rollouts, truncate)
+    if tail is not None:
+        try:
+            rollouts = transforms.reshape_tail(rollouts, tail)
+        except InputError as error:
+            raise InputError(f"--tail {tail:g}: {error}") from None
+    return rollouts
 
 
 def _fleet(engine: str, shape: str | None, gpus: int | None) -> "Fleet":
@@ -323,15 +422,19 @@ def _fleet(engine: str, shape: str | None, gpus: int | None) -> "Fleet":
     from tailopt.errors import InputError
     from tailopt.plan import Fleet
 
-    if gpus is not None and gpus < 1:
-        raise InputError(f"--gpus: expected at least 1, got {gpus}")
+    if gpus is not None:
+        _check_range("--gpus", gpus, 1, MOST_GPUS)
     profile = load_engine(engine)
     if shape is not None:
-        return Fleet.of(profile, shape, gpus)
+        try:
+            return Fleet.of(profile, shape, gpus)
+        except InputError as error:
+            options = "--shape" if gpus is None else f"--shape {shape} --gpus {gpus}"
+            raise InputError(f"{options}: {error}") from None
     gpus, smallest = gpus or DEFAULT_GPUS, min(profile.shapes)
     if gpus < smallest:
         raise InputError(
-            f"engine {profile.name!r}: needs at least {smallest} GPUs (TP{smallest}), got {gpus}"
+            f"--gpus: engine {profile.name!r} needs at least {smallest} GPUs (TP{smallest}), got {gpus}"
         )
     return Fleet.of(profile, f"{gpus // smallest}xTP{smallest}", gpus)
 
@@ -354,7 +457,7 @@ def _timelines(folder: Path) -> Callable[[int, str, str, "Batch", "Run"], None]:
 
 
 @contextlib.contextmanager
-def _progress(*, show: bool) -> Iterator[Callable[[int, int], None] | None]:
+def _progress(batches: int, *, show: bool) -> Iterator[Callable[[int, int], None] | None]:
     """A progress bar on stderr, if that is a terminal; yields what to call with batches done and to do."""
     if not (show and sys.stderr.isatty()):
         yield None
@@ -364,7 +467,7 @@ def _progress(*, show: bool) -> Iterator[Callable[[int, int], None] | None]:
 
     columns = (TextColumn("batches"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
-        task = bar.add_task("", total=None)
+        task = bar.add_task("", total=batches)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

@@ -67,6 +67,10 @@ class Spec(Generic[T]):
 
         return _guarded(f"{what} {self.text}", self.file, answer)
 
+    def mark(self, what: str, name: str) -> object:
+        """An attribute of the function, None if it has none of this name."""
+        return _guarded(f"{what} {self.text}", self.file, lambda: getattr(self.function, name, None))
+
 
 def parse(what: str, text: str, known: Mapping[str, Callable[..., T]]) -> Spec[T]:
     """The function and options that a spec names.

@@ -1,4 +1,4 @@
-"""Hypothesis profiles: "ci" (the default) repeats its examples; "nightly" draws new ones, ten times as many."""
+"""Hypothesis profiles: "ci" (the default) repeats its examples, "nightly" draws ten times as many new ones."""
 
 import os
 

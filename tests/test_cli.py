@@ -69,7 +69,7 @@ def test_default_table_fits_80_columns_and_says_what_it_rests_on(cli):
     for policy in POLICIES:
         assert re.search(rf"^{policy} ", out, re.MULTILINE)
     for said in (
-        "gpqa-deepseek-reasoner", "P50 4,714", "P90 18,307", "max 40,634", "at the cap",
+        "gpqa-deepseek-reasoner", "P50 4,714", "P90 18,307", "max 40,634", "no cap known",
         "between-prompt share", "CC BY 4.0", "τ(n, K) = ", "h100-llama-3.1-8b", "gap between its bounds",
         "optimal", "seed 0", __version__, "prefill", "aiconfigurator",
     ):  # fmt: skip

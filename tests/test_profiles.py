@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import pickle
 import sys
 import tomllib
+from copy import deepcopy
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -253,13 +255,13 @@ step_time = st.one_of(
     ),
 )
 shape = st.builds(
-    ShapeProfile, st.integers(1, 64), step_time, number, st.integers(1, 2**62), st.integers(1, 5000),
+    ShapeProfile, st.integers(1, 64), step_time, number, st.integers(1, 2**40), st.integers(1, 5000),
     token_budget=st.integers(5000, 2**40), block_tokens=st.integers(1, 256),
     prefix_caching=st.booleans(), fit=text,
 )  # fmt: skip
 profiles = st.builds(
     EngineProfile, text, text, text, text, text, text, st.dates().map(date.isoformat),
-    st.lists(text, min_size=1, max_size=3).map(tuple), text, st.integers(1, 2**62),
+    st.lists(text, min_size=1, max_size=3).map(tuple), text, st.integers(1, 2**40),
     st.lists(shape, min_size=1, max_size=3).map(lambda shapes: {shape.tp: shape for shape in shapes}), text,
 )  # fmt: skip
 
@@ -294,7 +296,15 @@ STEP = '{ kind = "affine", a_s = 6e-3, b_s = 1e-4 }'
 
 def test_the_good_file_is_good(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(GOOD)
-    assert read_profile(tmp_path / "x.toml").shape(1).step_time == Affine(6e-3, 1e-4)
+    profile = read_profile(tmp_path / "x.toml")
+    assert profile.shape(1).step_time == Affine(6e-3, 1e-4)
+    for again in (
+        GOOD.replace('"2026-01-31"', "2026-01-31"),
+        GOOD.replace('"2026-01-31"', "2026-01-31T07:32:00Z"),
+    ):
+        (tmp_path / "x.toml").write_bytes(b"\xef\xbb\xbf" + again.encode())
+        assert read_profile(tmp_path / "x.toml") == profile
+    assert deepcopy(profile) == pickle.loads(pickle.dumps(profile)) == profile
 
 
 @pytest.mark.parametrize(
@@ -308,7 +318,7 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
             'date = "31.1.2026"',
             "date: expected a date such as '2026-01-31', got '31.1",
         ),
-        ('date = "2026-01-31"', "date = 2026-01-31", "date: expected a valid string, got datetime.date("),
+        ('date = "2026-01-31"', "date = 5", "date: expected a valid string, got 5"),
         ('sources = ["me"]', "sources = []", "sources: expected "),
         ('sources = ["me"]', 'sources = ["me", 3]', "sources[1]: expected a valid string, got 3"),
         ('sources = ["me"]', 'sources = "me"', "sources: expected a valid list, got 'me'"),
@@ -330,7 +340,20 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
             "_running = 0",
             "shape[0].max_running: expected greater than or equal to 1, got 0",
         ),
-        ("= 400000", f"= {2**63}", "shape[0].kv_capacity_tokens: expected less than 9223372036854775808"),
+        (
+            "= 400000",
+            f"= {2**63}",
+            "shape[0].kv_capacity_tokens: expected less than or equal to 1099511627776",
+        ),
+        ("= 400000", f"= 1{'0' * 5000}", "not TOML: Exceeds the limit (4300 digits)"),
+        ("a_s = 6e-3", "a_s = 1e300", "shape[0].step_time.a_s: expected less than or equal to 1000000"),
+        ('name = "x"', "name" + ".a" * 20_000 + " = 1", "a key of more than 20 parts"),
+        (
+            'name = "x"',
+            "name = 1\n" + "k" * 100_000 + " = 1",
+            "name: expected a valid string, got 1 (and 1 more)",
+        ),
+        ('name = "x"', 'name = "' + "x" * 1_000_000 + '"', "larger than 1000000 bytes"),
         ("[[shape]]", "[shape]", "shape: expected a valid list, got {'tp': 1"),
         (GOOD[GOOD.index("[[shape]]") :], "", "shape: missing, expected this key"),
         (GOOD[GOOD.index("[[shape]]") :], "shape = []", "shape: expected "),
@@ -358,7 +381,7 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
         (
             STEP,
             f'{{ kind = "table", running = [1, {10**30}], seconds = [1, 2] }}',
-            "step_time: table step time: ",
+            "step_time.running[1]: expected less than or equal to 1099511627776",
         ),
         (GOOD, GOOD + GOOD[GOOD.index("[[shape]]") :], "shape[1].tp: 1 is given twice, expected once"),
         ('model = "m"', "model = ", "not TOML: Invalid value (at line 3, column 9)"),

@@ -28,6 +28,7 @@ padded). The schema is checked in :mod:`tailopt.engine.schema`, loaded only when
 """
 
 import os
+import re
 import tomllib
 from difflib import get_close_matches
 from importlib import resources
@@ -36,6 +37,15 @@ from pathlib import Path
 from tailopt.engine.profile import EngineProfile
 from tailopt.errors import InputError
 from tailopt.files import whole_file
+
+MOST_BYTES = 1_000_000
+"""Of an engine file."""
+
+_MOST_PARTS = 20
+_NESTED_KEY = re.compile(
+    rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}""", re.ASCII
+)
+"""``a.b.c``, which takes the TOML parser time and memory that grow with the square of the depth."""
 
 
 def bundled_engines() -> tuple[str, ...]:
@@ -77,11 +87,15 @@ def read_profile(path: str | Path) -> EngineProfile:
             missing, is not text, or is not TOML.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path}: expected a TOML text file in UTF-8") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if len(raw) > MOST_BYTES:
+        raise InputError(f"{path}: larger than {MOST_BYTES} bytes, expected an engine profile")
     return _parse(text, str(path))
 
 
@@ -114,7 +128,10 @@ def write_profile(profile: EngineProfile, path: str | Path) -> None:
 def _parse(text: str, where: str) -> EngineProfile:
     from tailopt.engine.schema import to_profile
 
+    if _NESTED_KEY.search(text):
+        raise InputError(f"{where}: a key of more than {_MOST_PARTS} parts, expected an engine profile")
     try:
-        return to_profile(tomllib.loads(text), where)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: also numbers of thousands of digits
         raise InputError(f"{where}: not TOML: {error}") from None
+    return to_profile(data, where)

@@ -19,7 +19,10 @@ from tailopt.engine.step_time import Affine, MaxAffine, Power, StepTime, Table
 from tailopt.errors import InputError
 
 Text = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=1, lt=2**63)]
+Count = Annotated[int, Field(ge=1, le=2**40)]
+Seconds = Annotated[float, Field(ge=-1e6, le=1e6)]
+Rate = Annotated[float, Field(gt=0, le=1e12)]
+"""Numbers beyond any engine are refused here, so that nothing overflows later."""
 
 
 class _Model(BaseModel):
@@ -30,35 +33,35 @@ class AffineModel(_Model):
     """``a + b n + c K``."""
 
     kind: Literal["affine"]
-    a_s: float
-    b_s: float
-    c_s: float = 0.0
+    a_s: Seconds
+    b_s: Seconds
+    c_s: Seconds = 0.0
 
 
 class PowerModel(_Model):
     """``a + b n^p + c K``."""
 
     kind: Literal["power"]
-    a_s: float
-    b_s: float
+    a_s: Seconds
+    b_s: Seconds
     p: float
-    c_s: float = 0.0
+    c_s: Seconds = 0.0
 
 
 class MaxAffineModel(_Model):
     """The largest of ``[a_s, b_s, c_s]`` pieces."""
 
     kind: Literal["max_affine"]
-    pieces: list[Annotated[list[float], Field(min_length=3, max_length=3)]]
+    pieces: list[Annotated[list[Seconds], Field(min_length=3, max_length=3)]]
 
 
 class TableModel(_Model):
     """A measured curve."""
 
     kind: Literal["table"]
-    running: list[int]
-    seconds: list[float]
-    c_s: float = 0.0
+    running: list[Count]
+    seconds: list[Seconds]
+    c_s: Seconds = 0.0
     padded: bool = False
 
 
@@ -70,7 +73,7 @@ class ShapeModel(_Model):
     """One ``[[shape]]`` table."""
 
     tp: Count
-    prefill_tokens_per_s: Annotated[float, Field(gt=0)]
+    prefill_tokens_per_s: Rate
     kv_capacity_tokens: Count
     max_running: Count
     token_budget: Count = 8192
@@ -96,9 +99,14 @@ class ProfileModel(_Model):
     notes: str = ""
     shape: Annotated[list[ShapeModel], Field(min_length=1)]
 
-    @field_validator("date")
+    @field_validator("date", mode="before")
     @classmethod
-    def _is_a_date(cls, text: str) -> str:
+    def _is_a_date(cls, text: Any) -> Any:
+        """A text such as 2026-01-31; TOML's own dates, which have no quotes, are taken too."""
+        if isinstance(text, date):
+            return text.isoformat()[:10]
+        if not isinstance(text, str):
+            return text
         try:
             date.fromisoformat(text)
         except ValueError:
@@ -183,7 +191,7 @@ def _one_line(error: ValidationError) -> str:
 
 
 def _key(name: str) -> str:
-    return name if re.fullmatch(r"[\w-]+", name) else repr(name)
+    return f"{name:.60}" if re.fullmatch(r"[\w-]+", name) else f"{name!r:.60}"
 
 
 def _expectation(problem: Any) -> str:

@@ -45,7 +45,7 @@ class NamedPolicy:
     @property
     def needs_predictions(self) -> bool:
         """Whether it looks at predicted lengths (see :func:`ignores_predictions`)."""
-        return getattr(self.spec.function, "needs_predictions", True) is not False
+        return self.spec.mark("policy", "needs_predictions") is not False
 
     def __call__(self, view: View) -> Plan:
         """The policy's plan, checked against the view.

@@ -9,20 +9,37 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tailopt.engine.profile import EngineProfile
+from tailopt.engine.profile import EngineProfile, ShapeProfile
 from tailopt.report.terminal import facts
 from tailopt.spec import parameters
-from tailopt.trace.catalogue import BundledTrace
+from tailopt.trace.catalogue import BundledTrace, load_bundled
+from tailopt.trace.statistics import statistics
+
+OWN = (
+    "a function of a file of yours, with options as above. A policy is (View) -> Plan, a predictor is "
+    "(Batch, numpy Generator) -> predicted tokens. A policy is run once per predictor; decorated with "
+    "tailopt.policies.ignores_predictions it is run once, without one. docs/policies.md has the rules."
+)
 
 
 def trace_list(traces: Iterable[BundledTrace]) -> list[RenderableType]:
-    """The bundled traces, and under them where they come from."""
+    """The bundled traces, and under them where they come from.
+
+    Rows are responses, ``× each`` is the median number of samples of a prompt at one training step; lengths
+    are output tokens.
+    """
     traces = list(traces)
-    table = _table("name", "responses", "prompts", "P50", "P90", "max")
+    table = _table("name", "rows", "prompts\n× each", "P50", "P90", "max", "at\ncap")
     for trace in traces:
         mark = " (synthetic)" if trace.synthetic else ""
-        numbers = (trace.responses, trace.prompts, trace.p50, trace.p90, trace.max)
-        table.add_row(Text(trace.name + mark), *(f"{number:,.0f}" for number in numbers))
+        found = statistics(load_bundled(trace.name))
+        table.add_row(
+            Text(trace.name + mark),
+            f"{trace.responses:,}",
+            f"{trace.prompts:,}×{found.samples_median:g}",
+            *(f"{number:,.0f}" for number in (trace.p50, trace.p90, trace.max)),
+            _share(found.capped_share),
+        )
     lines = []
     for source in dict.fromkeys(trace.source for trace in traces):
         of_it = [trace for trace in traces if trace.source == source]
@@ -46,12 +63,25 @@ def engine_list(profiles: Iterable[EngineProfile]) -> list[RenderableType]:
             ("Engine", profile.name),
             ("", f"{profile.model}, {profile.precision}"),
             ("", f"{profile.hardware}, {profile.engine} {profile.engine_version}, {profile.date}"),
-            *((f"TP{tp}", f"τ(n, K) = {shape.step_time}") for tp, shape in profile.shapes.items()),
+            *(line for tp, shape in profile.shapes.items() for line in _shape(tp, shape)),
             *(("Source", source) for source in profile.sources),
             ("Licence", profile.licence),
             ("", ""),
         ]
     return [facts(lines[:-1])]
+
+
+def _shape(tp: int, shape: ShapeProfile) -> list[tuple[str, str]]:
+    limits = (
+        f"at most {shape.max_running:,} requests at once, {shape.kv_capacity_tokens:,} tokens of KV cache"
+    )
+    fit = [("", f"Fit: {shape.fit}")] if shape.fit else []
+    return [(f"TP{tp}", f"τ(n, K) = {shape.step_time}"), ("", limits), *fit]
+
+
+def own_functions() -> list[RenderableType]:
+    """How to write a policy of one's own, in short."""
+    return [Text("Your own"), Text(), facts([("FILE.py:FUNCTION", OWN)])]
 
 
 def function_list(title: str, functions: Mapping[str, Callable[..., Any]]) -> list[RenderableType]:
@@ -79,6 +109,13 @@ def idea_and_source(function: Callable[..., Any]) -> tuple[str, str]:
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     source = next((one for one in paragraphs if one.startswith("Source:")), "")
     return paragraphs[0], " ".join(source.split())
+
+
+def _share(share: float) -> str:
+    """A share of capped responses in three characters; ``-`` if none is known to be capped."""
+    if share == 0:
+        return "-"
+    return f"{share:.0%}" if share >= 0.005 else "<1%"
 
 
 def _table(first: str, *numbers: str) -> Table:

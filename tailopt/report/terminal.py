@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tailopt import __version__
-from tailopt.compare import BASELINE, Comparison
+from tailopt.arrays import Floats
+from tailopt.compare import BASELINE, NO_PREDICTOR, Comparison
 from tailopt.trace.statistics import TraceStatistics, statistics
 
 SYNTHETIC = "SYNTHETIC: drawn from a distribution, not observed"
@@ -21,9 +22,22 @@ HOW_TO_READ = (
     "95 % t-interval over batches. Idle: share of GPU time without a request."
 )
 
+SHARED_QUEUE_POLICY = "shared_queue"
+
+EXACT = 1e-3
+"""Gap of a certificate from which on ``× best static`` is shown as what it is, an upper bound."""
+
+NO_STATIC_PLAN = "shared_queue is no static plan: it decides as it runs, so it may get below 1."
+
+MIXED = (
+    "Step times are those of {model}, lengths those of whatever model wrote the trace: unless the two are "
+    "the same, read the ratios, not the seconds. Contexts and concurrencies outside the range of the fit are "
+    "extrapolated."
+)
+
 LEFT_OUT = (
-    "prefill (a prompt takes no time), prefix caching, speculative decoding, requests that move between "
-    "engines. A difference smaller than the engine's fit is off says nothing."
+    "asynchronous scheduling, speculative decoding, requests that move between engines. A difference smaller "
+    "than the engine's fit is off says nothing."
 )
 
 
@@ -54,6 +68,7 @@ def _table(comparison: Comparison) -> Table:
         pad_edge=False,
         show_edge=False,
     )
+    at_most = "≤" if _gaps(comparison).max() > EXACT else ""
     table.add_column("policy", overflow="fold")
     table.add_column("predictor", overflow="fold")
     for header in ("makespan\n(s)", "× best\nstatic", "× any\nbound", "speed-up", "95 %\ninterval", "idle"):
@@ -65,7 +80,7 @@ def _table(comparison: Comparison) -> Table:
             Text(row["policy"]),
             Text(row["predictor"]),
             f"{row['makespan_s']:.1f}",
-            f"{row['over_static']:.3f}",
+            f"{at_most}{row['over_static']:.3f}",
             f"{row['over_any']:.3f}",
             f"{row['speedup']:.3f}",
             interval,
@@ -104,8 +119,13 @@ def _facts(comparison: Comparison, notes: Sequence[str]) -> list[tuple[str, str]
         if shape.fit:
             lines.append(("", f"TP{tp}: {shape.fit}"))
     lines += [("", source) for source in profile.sources]
+    lines.append(("", MIXED.format(model=profile.model)))
+    unused = fleet.gpus - sum(engine.tp for engine in fleet.engines)
+    if unused:
+        lines.append(("", f"{unused} of the {fleet.gpus} GPUs belong to no engine and count as idle"))
     lines += [
         ("Optimum", _certificates(comparison)),
+        *_preemptions(comparison),
         ("Left out", LEFT_OUT),
         ("Version", f"tailopt {__version__}"),
     ]
@@ -118,24 +138,49 @@ def describe(found: TraceStatistics) -> str:
     def tokens(name: str) -> str:
         return f"{'≥ ' if name in found.lower_bounds else ''}{getattr(found, name):,.0f}"
 
+    capped = f"{found.capped_share:.1%} at the cap" if found.capped_share else "no cap known"
     share = found.between_prompt_share
     between = "not defined" if share is None else f"{share:.0%} (ICC {found.icc:.2f})"
     return (
         f"{found.n_requests} responses to {found.n_prompts} prompts; output tokens P50 {tokens('p50')}, "
         f"P90 {tokens('p90')}, P99 {tokens('p99')}, max {tokens('max')}; "
-        f"{found.capped_share:.1%} at the cap; between-prompt share of variance {between}"
+        f"{capped}; between-prompt share of variance {between}"
     )
 
 
 def _certificates(comparison: Comparison) -> str:
     certificates = comparison.certificates
-    gap = certificates["gap"].to_numpy()
+    gap = _gaps(comparison)
     counts = certificates["status"].value_counts().sort("status")
     statuses = ", ".join(f"{count} {status}" for status, count in counts.iter_rows())
-    return (
+    said = (
         f"best static plan, certified per batch; gap between its bounds: median {percent(np.median(gap))}, "
-        f"worst {percent(gap.max())}; {statuses}"
+        f"worst {percent(gap.max())}; {statuses}."
     )
+    if gap.max() > EXACT:
+        said += f" The best static plan may take up to {percent(gap.max())} more than its bound, hence the ≤."
+    if any(name.startswith(SHARED_QUEUE_POLICY) for name in comparison.summary["policy"]):
+        said += f" {NO_STATIC_PLAN}"
+    return said
+
+
+def _gaps(comparison: Comparison) -> Floats:
+    return comparison.certificates["gap"].to_numpy()
+
+
+def _preemptions(comparison: Comparison) -> list[tuple[str, str]]:
+    """Which policy preempted most, if any did: then the KV cache was too small for it."""
+    worst = comparison.summary.sort("preemptions", descending=True, maintain_order=True).row(0, named=True)
+    if not worst["preemptions"]:
+        return []
+    under = "" if worst["predictor"] == NO_PREDICTOR else f" under {worst['predictor']}"
+    return [
+        (
+            "Preempted",
+            f"up to {worst['preemptions']:,.1f} requests per batch for want of KV cache, by "
+            f"{worst['policy']}{under}",
+        )
+    ]
 
 
 def percent(share: float) -> str:

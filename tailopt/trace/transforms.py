@@ -10,6 +10,7 @@ import numpy as np
 
 from tailopt.arrays import Ints
 from tailopt.errors import InputError
+from tailopt.trace.rows import MOST_TOKENS
 from tailopt.trace.trace import Trace
 
 
@@ -66,9 +67,19 @@ def sample_batches(trace: Trace, *, batches: int, prompts: int, samples: int, se
         where = "" if trace.step is None else " at one training step"
         raise InputError(
             f"trace {trace.name!r}: has {most} groups with at least {samples} samples{where}, "
-            f"a batch needs {prompts}"
+            f"a batch needs {prompts}{_smaller(trace, rows_of, prompts, most)}"
         )
     return [_batch(trace, rows_of, by_step, enough, prompts, samples, seed, i) for i in range(batches)]
+
+
+def _smaller(trace: Trace, rows_of: list[Ints], prompts: int, most: int) -> str:
+    """What to draw instead: as many samples as enough groups have, or as many prompts as there are."""
+    hints = [f"--prompts {most}"] if most else []
+    samples = max(len(rows) for rows in rows_of)
+    while samples and max(map(len, _groups_by_step(trace, rows_of, samples).values())) < prompts:
+        samples -= 1
+    hints += [f"--samples {samples}"] if samples else []
+    return f"; draw fewer: {' or '.join(hints)}" if hints else ""
 
 
 def _batch(
@@ -133,7 +144,8 @@ def reshape_tail(trace: Trace, ratio: float) -> Trace:
         ratio: r; must leave room for the upper half, r M > U.
 
     Raises:
-        InputError: if there are fewer than 3 responses, P90 is not above U, or the ratio is too small.
+        InputError: if there are fewer than 3 responses, P90 is not above U, or the ratio is too small, or so
+            large that a response would have more than ``MOST_TOKENS`` tokens.
 
     >>> trace = Trace.of([[100, 200, 300, 400, 500], [600, 700, 800, 900, 1000, 1100]])
     >>> reshape_tail(trace, 3.0).output_tokens
@@ -148,7 +160,13 @@ def reshape_tail(trace: Trace, ratio: float) -> Trace:
         raise InputError(
             f"ratio: expected more than {pivot / median:g} for trace {trace.name!r}, got {ratio:g}"
         )
-    stretched = pivot + (lengths - pivot) * ((ratio * median - pivot) / (p90 - pivot))
+    stretch = (ratio * median - pivot) / (p90 - pivot)
+    longest = pivot + (int(lengths.max()) - pivot) * stretch
+    if longest > MOST_TOKENS:
+        raise InputError(
+            f"ratio: {ratio:g} would make a response of {longest:.3g} tokens, expected at most {MOST_TOKENS}"
+        )
+    stretched = pivot + (lengths - pivot) * stretch
     return replace(
         trace,
         name=f"{trace.name} (P90/P50={ratio:g})",
