@@ -86,7 +86,7 @@ def check(certificate: Certificate, problem: Problem) -> Checked:
     >>> fleet = Fleet(load_engine("h100-llama-3.1-8b"), (Engine(1), Engine(1)), gpus=2)
     >>> problem = Problem(Trace.of([[90], [80], [70]]), fleet)
     >>> check(solve(problem), problem).argument
-    'alone'
+    'staircase'
     """
     upper_s = _plan_seconds(certificate.plan, problem)
     require(
