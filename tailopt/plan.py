@@ -237,6 +237,8 @@ class Plan:
             raise InputError("plan: expected atomic to be True or False, and note to be a text")
         engine_of = ints("plan: engine_of", self.engine_of, minimum=SHARED_QUEUE)
         order = ints("plan: order", self.order, minimum=0)
+        if self.note.encode(errors="replace").decode() != self.note:
+            raise InputError("plan: note: expected a text that UTF-8 can hold")
         engines = tuple(Engine(engine.tp, engine.max_running) for engine in self.engines)
         if len(engine_of) and int(engine_of.max()) >= len(engines):
             request = int(np.argmax(engine_of))

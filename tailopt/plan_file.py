@@ -100,8 +100,8 @@ def plan_from_json(text: str | bytes, *, where: str = "plan") -> Plan:
         model = PlanModel.model_validate_json(text)
     except ValidationError as error:
         raise InputError(f"{where}: {first_error(error)}") from None
-    engines = [Engine(engine.tp, engine.max_running) for engine in model.engines]
     try:
+        engines = [Engine(engine.tp, engine.max_running) for engine in model.engines]
         return Plan(tuple(engines), model.engine_of, model.order, model.atomic, model.note)  # type: ignore[arg-type]
     except InputError as error:
         raise InputError(f"{where}: {error}") from None

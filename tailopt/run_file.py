@@ -51,7 +51,7 @@ class RunModel(BaseModel):
 
     format: Literal["tailopt.run/1"]
     backend: str
-    gpus: Annotated[int, Field(ge=1)]
+    gpus: Annotated[int, Field(ge=1, lt=2**31)]
     engines: Annotated[list[EngineModel], Field(min_length=1)]
 
 
@@ -73,16 +73,20 @@ def write_run(run: Run, folder: str | Path) -> None:
     True
     """
     folder = Path(folder)
-    if folder.exists():
-        raise InputError(f"{folder}: exists, expected a folder yet to be made")
     try:
+        if folder.exists():
+            raise InputError(f"{folder}: exists, expected a folder yet to be made")
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as parent:
             made = Path(parent) / folder.name
             made.mkdir()
             _write_files(run, made)
             shutil.move(made, folder)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a zero in the name
+        raise InputError(
+            f"{folder}: cannot be written ({getattr(error, 'strerror', None) or error})"
+        ) from None
 
 
 def _write_files(run: Run, folder: Path) -> None:
@@ -136,10 +140,10 @@ def read_run(folder: str | Path) -> Run:
 def _read_model(path: Path) -> RunModel:
     try:
         return RunModel.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
         raise InputError(f"{path}: {first_error(error)}") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero in the name
+        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
 def _read_table(path: Path, columns: dict[str, Any], length: int | None) -> dict[str, Any]:

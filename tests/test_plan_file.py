@@ -104,3 +104,17 @@ def test_what_is_no_document(text):
     with pytest.raises(InputError) as error:
         plan_from_json(text)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("note", ["\ud800", 5, None])
+def test_notes_that_no_file_can_hold(note):
+    with pytest.raises(InputError, match="note"):
+        Plan((Engine(1),), [0], [0], note=note)
+
+
+def test_numbers_too_large_for_any_array():
+    for change in ({"order": [0, 1, 2**40]}, {"order": [0, 1, 2**70]}, {"engine_of": [0, 0, 2**70]},
+                   {"engines": [{"tp": 2**70}]}, {"engines": [{"tp": 1, "max_running": 2**70}]}):  # fmt: skip
+        with pytest.raises(InputError, match=r"^my\.json: ") as error:
+            plan_from_json(json.dumps(GOOD | change), where="my.json")
+        assert "\n" not in str(error.value)

@@ -142,3 +142,31 @@ def test_a_table_of_another_batch(folder):
     pl.read_parquet(path).head(3).write_parquet(path)
     with pytest.raises(InputError, match="expected 4 values, got 3"):
         read_run(folder)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300])
+def test_names_that_no_folder_has(tmp_path: Path, name: str) -> None:
+    trace, fleet = Trace.of([[3, 4]]), Fleet.of(load_engine("h100-llama-3.1-8b"), "1xTP1")
+    run = simulate(trace, fleet, resolve_policy("uniform")(View.at_start(trace, fleet)))
+    with pytest.raises(InputError, match="cannot be written"):
+        write_run(run, tmp_path / name)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_run(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_tables(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trace, fleet = Trace.of([[3, 4]]), Fleet.of(load_engine("h100-llama-3.1-8b"), "1xTP1")
+    write_run(
+        simulate(trace, fleet, resolve_policy("uniform")(View.at_start(trace, fleet))), tmp_path / "run"
+    )
+    table = tmp_path / "run" / "requests.parquet"
+    whole, refused = table.read_bytes(), 0
+    for at in range(4, len(whole) - 8, 5):
+        table.write_bytes(whole[:at] + bytes([whole[at] ^ 0x5A]) + whole[at + 1 :])
+        try:
+            read_run(tmp_path / "run")  # may well be readable
+        except InputError:
+            refused += 1
+    assert refused > 50
+    assert capfd.readouterr().err == ""

@@ -27,6 +27,9 @@ from numpy.typing import ArrayLike
 from tailopt.arrays import Floats, Ints, assign, floats, ints
 from tailopt.errors import InputError
 
+LEAST_S = 1e-12
+"""Seconds of a decode step of one request, at least: what is far below any clock would only underflow."""
+
 
 @dataclass(frozen=True, eq=False)
 class Lines:
@@ -254,8 +257,10 @@ def _check(what: str, pieces: Sequence[tuple[float, float, float]], *, at_one: f
     for a, b, c in pieces:
         if not np.isfinite((a, b, c)).all() or b < 0 or c < 0:
             raise InputError(f"{what}: expected finite numbers, b >= 0 and c >= 0, got a={a}, b={b}, c={c}")
-    if at_one <= 0:
-        raise InputError(f"{what}: expected a positive time for one request, got {at_one}")
+    if at_one < LEAST_S:
+        raise InputError(
+            f"{what}: expected a positive time for one request, at least {LEAST_S:g} s, got {at_one}"
+        )
 
 
 def _affine_text(a_s: float, b_s: float, c_s: float) -> str:
