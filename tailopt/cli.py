@@ -326,13 +326,15 @@ def convert(
 def _check_target(out: Path, sources: Sequence[str], force: bool) -> None:
     """Refuse to write over what is read, or, unless told to, over anything."""
     from tailopt.errors import InputError
+    from tailopt.files import is_file, is_folder
 
-    with contextlib.suppress(OSError, ValueError):  # no such file, or no file can have this name
-        target = out.stat()
-        if any(os.path.samestat(target, Path(source).stat()) for source in sources if os.path.exists(source)):  # noqa: PTH110
+    if not is_file(out):
+        return
+    for source in map(Path, sources):
+        if (is_file(source) and source.samefile(out)) or (is_folder(source) and source.samefile(out.parent)):
             raise InputError(f"{out}: is also read, expected another file to write")
-        if out.exists() and not force:
-            raise InputError(f"{out}: exists, expected a new file, or --force to overwrite it")
+    if not force:
+        raise InputError(f"{out}: exists, expected a new file, or --force to overwrite it")
 
 
 @app.callback(invoke_without_command=True)
