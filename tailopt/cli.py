@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 DEFAULT_TRACE = "gpqa-deepseek-reasoner"
 DEFAULT_ENGINE = "h100-llama-3.1-8b"
 DEFAULT_PREDICTORS = ("truth", "noisy_truth")
+BESIDES = ("sample_mean",)  # policies that show their worth under a predictor of scenarios only
 FORMAT_NAMES = (
     "parquet", "csv", "azure2023", "burstgpt", "mooncake", "vidur", "vllm-bench", "verl", "slime",
     "openai-batch",
@@ -243,7 +244,7 @@ def compare(
             comparison = run_comparison(
                 rollouts,
                 fleet,
-                policy or list(POLICIES),
+                policy or [name for name in POLICIES if name not in BESIDES],
                 predictor or list(DEFAULT_PREDICTORS),
                 batches=batches,
                 prompts=prompts,

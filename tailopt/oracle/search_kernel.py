@@ -4,6 +4,7 @@ import numpy as np
 from numba import njit
 
 from tailopt.arrays import Ints
+from tailopt.oracle.bisection import last_at_most
 
 REFUTED, FOUND, GAVE_UP = 0, 1, 2
 
@@ -11,7 +12,7 @@ ROUNDS = 400  # exchanges after which evening out stops
 MOST_PAIRED = 64  # units up to which pairs of them are exchanged too
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def explore(
     lead: Ints,
     weight: Ints,
@@ -100,7 +101,7 @@ def explore(
     return REFUTED, states
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def fits(
     lead: Ints, total: Ints, least: Ints, start: int, room: Ints, opened: int, left: int, makespan: int
 ) -> bool:
@@ -121,7 +122,7 @@ def fits(
             reach += room[used]
             used += 1
         usable = n if used == opened else first_at_most(least, place, room[used])
-        place = np.searchsorted(total, reach, side="right") - 1
+        place = last_at_most(total, reach)
         if place >= n:
             return True
         if place >= usable:
@@ -133,7 +134,7 @@ def fits(
             left -= 1
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def first_at_most(falling: Ints, start: int, bound: int) -> int:
     """The first place from ``start`` on with ``falling[place] <= bound``, or the length."""
     low, high = start, len(falling)
@@ -146,7 +147,7 @@ def first_at_most(falling: Ints, start: int, bound: int) -> int:
     return low
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def known(seen: Ints, stamp: int, depth: int, room: Ints, opened: int) -> bool:
     """Whether this very state was refuted before; if not, it is put down (it will be, or a plan is found)."""
     engines = len(room)
@@ -165,11 +166,12 @@ def known(seen: Ints, stamp: int, depth: int, room: Ints, opened: int) -> bool:
         if same:
             return True
     slot[0], slot[1] = stamp, key
-    slot[2 : 2 + opened] = room[:opened]
+    for e in range(opened):
+        slot[2 + e] = room[e]
     return False
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def insert(room: Ints, label: Ints, place: int, opened: int, value: int, name: int) -> None:
     """Write an engine's new room at ``place`` and move it to where rooms fall again."""
     while place + 1 < opened and room[place + 1] > value:
@@ -181,7 +183,7 @@ def insert(room: Ints, label: Ints, place: int, opened: int, value: int, name: i
     room[place], label[place] = value, name
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def complete(weight: Ints, start: int, room: Ints, label: Ints, engine_of: Ints) -> None:
     """Place the units from ``start`` on, each where there is most room, be it enough or not."""
     for u in range(start, len(weight)):
@@ -190,7 +192,7 @@ def complete(weight: Ints, start: int, room: Ints, label: Ints, engine_of: Ints)
         engine_of[u] = label[e]
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def even_out(lead: Ints, weight: Ints, engines: int, makespan: int, engine_of: Ints) -> int:
     """Exchange units between the engine done last and another one until all are done by ``makespan``.
 
@@ -252,7 +254,7 @@ def even_out(lead: Ints, weight: Ints, engines: int, makespan: int, engine_of: I
     return int(done.max())
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def bundles(weight: Ints, engine_of: Ints, engine: int, leader: int, after: int, most: int) -> Ints:
     """``[k, 3]`` weight and units of all sets of at most ``most`` units (1 or 2), by rising weight.
 

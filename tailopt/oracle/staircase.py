@@ -33,6 +33,7 @@ from numba import njit
 
 from tailopt.arrays import Floats, Ints
 from tailopt.engine.step_time import Lines
+from tailopt.oracle.bisection import last_at_most
 from tailopt.oracle.minorant import Minorant, minorants, reachable
 from tailopt.oracle.units import Units
 
@@ -143,7 +144,7 @@ def nested(longest: Floats, total: Floats, a_s: float, engines: int, makespan_s:
     leader = 0
     for j in range(1, engines + 1):
         leaders_s += a_s * longest[leader]
-        following = np.searchsorted(total, j * makespan_s - leaders_s, side="right") - 1
+        following = last_at_most(total, j * makespan_s - leaders_s)
         if following >= len(longest):
             return True
         if following <= leader:
@@ -230,7 +231,7 @@ def best_filling(
         high = lower_s * (1.0 + step)
         step *= 4.0
         done_s = fill(longest, tokens, context, affine, capacity, engines, high, trial)
-    best[:] = trial
+    best = trial.copy()
     high = done_s
     while high - low > tolerance * high:
         middle = (low + high) / 2
@@ -238,6 +239,6 @@ def best_filling(
         if done_s == np.inf:
             low = middle
         else:
-            best[:] = trial
+            best = trial.copy()
             high = min(done_s, middle)
     return best

@@ -114,7 +114,7 @@ UNITS_PULLED, LOG_LENGTH, STAYS_LENGTH = 0, 1, 2  # places in the counters
 NEVER = np.inf
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def run(
     requests: Records,
     runs: Records,
@@ -194,7 +194,7 @@ def run(
     return DONE
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def next_engine(engines: Records) -> int:
     """The engine that acts next: least time, then fewest requests, then lowest number."""
     best = 0
@@ -207,7 +207,7 @@ def next_engine(engines: Records) -> int:
     return best
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def arrive(requests: Records, engine: Record, own: Ints, e: int) -> None:
     """Let the engine's own requests that have arrived wait."""
     while engine.next_own < engine.end_own and requests[own[engine.next_own]].arrival_s <= engine.time_s:
@@ -215,14 +215,14 @@ def arrive(requests: Records, engine: Record, own: Ints, e: int) -> None:
         engine.next_own += 1
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def has_room(engine: Record, request: Record) -> bool:
     """Whether the engine may pull a request: a place, and blocks for it and for all that wait there."""
     need = engine.waiting_blocks + blocks_of(engine, request.prompt_tokens)
     return bool(engine.running + engine.waiting < engine.max_running and need <= engine.free)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def enqueue(requests: Records, engine: Record, i: int, e: int) -> None:
     """Put request i at the end of the waiting ones of engine e."""
     requests[i].engine = e
@@ -237,7 +237,7 @@ def enqueue(requests: Records, engine: Record, i: int, e: int) -> None:
     engine.steady = False
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def join_chain(requests: Records, i: int) -> None:
     """Find the chain of request i's group on its engine, or start one."""
     request = requests[i]
@@ -252,19 +252,19 @@ def join_chain(requests: Records, i: int) -> None:
         other = requests[other].sibling
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def tokens_of(request: Record) -> int:
     """Tokens of the prompt and generated so far, of a request that does not decode."""
     return int(request.prompt_tokens + request.generated)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def blocks_of(engine: Record, tokens: int) -> int:
     """Blocks that hold so many tokens."""
     return int((tokens + engine.block_tokens - 1) // engine.block_tokens)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def advance(
     requests: Records,
     runs: Records,
@@ -304,7 +304,7 @@ def advance(
     return DONE
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def steps_ahead(requests: Records, engine: Record, heap: Ints, phase: Ints) -> int:
     """Steps up to the next finish, or fewer if the free blocks do not last that long."""
     steps = int(requests[heap[0]].finish_step - engine.step)
@@ -322,7 +322,7 @@ def steps_ahead(requests: Records, engine: Record, heap: Ints, phase: Ints) -> i
     return low
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def blocks_taken(engine: Record, phase: Ints, steps: int) -> int:
     """Blocks that the requests in decode take in so many steps: one each when their tokens fill the last."""
     size = engine.block_tokens
@@ -336,7 +336,7 @@ def blocks_taken(engine: Record, phase: Ints, steps: int) -> int:
     return int(taken)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def jump(
     runs: Records,
     engine: Record,
@@ -368,7 +368,7 @@ def jump(
     engine.next_kv += n * steps
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def step(
     requests: Records,
     runs: Records,
@@ -435,7 +435,7 @@ def step(
         i = requests[i].run_previous
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def decode_or_preempt(
     requests: Records, runs: Records, engine: Record, heap: Ints, phase: Ints, stays: Records
 ) -> bool:
@@ -458,7 +458,7 @@ def decode_or_preempt(
     return preempted
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def start_decode(requests: Records, engine: Record, heap: Ints, phase: Ints, i: int) -> None:
     """A request whose tokens are all computed has gained one in the step just taken."""
     request = requests[i]
@@ -473,7 +473,7 @@ def start_decode(requests: Records, engine: Record, heap: Ints, phase: Ints, i: 
     engine.decoding += 1
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def stop_decode(requests: Records, engine: Record, heap: Ints, phase: Ints, i: int) -> None:
     """Take a request out of those that decode; what it has so far is kept."""
     request = requests[i]
@@ -487,7 +487,7 @@ def stop_decode(requests: Records, engine: Record, heap: Ints, phase: Ints, i: i
         sift_down(requests, heap, engine.decoding, sift_up(requests, heap, hole, last), last)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def finish(requests: Records, runs: Records, engine: Record, heap: Ints, phase: Ints, stays: Records) -> None:
     """Let requests that have all their tokens go, in running order."""
     if engine.decoding == 0 or requests[heap[0]].finish_step > engine.step:
@@ -510,7 +510,7 @@ def finish(requests: Records, runs: Records, engine: Record, heap: Ints, phase: 
     engine.steady = engine.steady and engine.waiting == 0
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def preempt(
     requests: Records, runs: Records, engine: Record, heap: Ints, phase: Ints, stays: Records
 ) -> None:
@@ -530,7 +530,7 @@ def preempt(
     engine.waiting_blocks += blocks_of(engine, tokens_of(requests[i]))
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def leave(requests: Records, runs: Records, engine: Record, stays: Records, i: int) -> None:
     """A request runs no more: out of the list, end of its stay, and its blocks are released."""
     request = requests[i]
@@ -546,7 +546,7 @@ def leave(requests: Records, runs: Records, engine: Record, stays: Records, i: i
     release(requests, runs, engine, i)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def fits(requests: Records, runs: Records, engine: Record) -> bool:
     """Whether there are blocks for all tokens of the first in line; what it finds need not be free."""
     request = requests[engine.wait_head]
@@ -554,7 +554,7 @@ def fits(requests: Records, runs: Records, engine: Record) -> bool:
     return bool(blocks_of(engine, tokens_of(request)) - found + standing <= engine.free)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def found_blocks(runs: Records, request: Record, i: int, n: int) -> tuple[int, int]:
     """Blocks of a waiting request that can be found, and how many of them stand in the free queue."""
     found, standing = 0, 0
@@ -569,7 +569,7 @@ def found_blocks(runs: Records, request: Record, i: int, n: int) -> tuple[int, i
     return found, standing
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def admit(requests: Records, runs: Records, engine: Record, stays: Records, counters: Ints, e: int) -> None:
     """Let the first in line run; it holds what it finds in the prefix cache."""
     n, i = len(requests), engine.wait_head
@@ -604,7 +604,7 @@ def admit(requests: Records, runs: Records, engine: Record, stays: Records, coun
     stay.start_s = engine.time_s
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def compute(requests: Records, runs: Records, engine: Record, i: int, chunk: int) -> None:
     """Compute the next ``chunk`` tokens of a prefill; full blocks of its chain can be found at once."""
     request = requests[i]
@@ -617,7 +617,7 @@ def compute(requests: Records, runs: Records, engine: Record, i: int, chunk: int
         chain.blocks = max(chain.blocks, full)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def take(runs: Records, engine: Record, blocks: int) -> None:
     """Take blocks from the head of the free queue; what could be found in them is lost, last blocks first."""
     engine.free -= blocks
@@ -633,7 +633,7 @@ def take(runs: Records, engine: Record, blocks: int) -> None:
             unlink(runs, engine, engine.queue_head)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def release(requests: Records, runs: Records, engine: Record, i: int) -> None:
     """A request gives its blocks back: its own that can be found to the end of the queue, then the chain."""
     n = len(requests)
@@ -655,7 +655,7 @@ def release(requests: Records, runs: Records, engine: Record, i: int) -> None:
     request.computed = 0
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def append(runs: Records, engine: Record, r: int) -> None:
     """Put a run at the end of the free queue."""
     runs[r].previous, runs[r].next = engine.queue_tail, NONE
@@ -666,7 +666,7 @@ def append(runs: Records, engine: Record, r: int) -> None:
     engine.queue_tail = r
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def unlink(runs: Records, engine: Record, r: int) -> None:
     """Take a run out of the free queue."""
     before, after = runs[r].previous, runs[r].next
@@ -680,7 +680,7 @@ def unlink(runs: Records, engine: Record, r: int) -> None:
         runs[after].previous = before
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def sift_up(requests: Records, heap: Ints, place: int, i: int) -> int:
     """Put request i where it belongs at or above ``place``; returns where."""
     key = requests[i].finish_step
@@ -697,7 +697,7 @@ def sift_up(requests: Records, heap: Ints, place: int, i: int) -> int:
     return place
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def sift_down(requests: Records, heap: Ints, size: int, place: int, i: int) -> None:
     """Put request i where it belongs at or below ``place``."""
     key = requests[i].finish_step
@@ -715,7 +715,7 @@ def sift_down(requests: Records, heap: Ints, size: int, place: int, i: int) -> N
     requests[i].heap_place = place
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def seconds(base_s: Floats, slope_s: Floats, n: int, kv: int, steps: int) -> float:
     """Duration of ``steps`` steps of n requests, the first of which holds ``kv`` tokens."""
     if len(base_s) == 1:
@@ -738,13 +738,13 @@ def seconds(base_s: Floats, slope_s: Floats, n: int, kv: int, steps: int) -> flo
     return total
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def context_sum(n: int, kv: int, steps: int) -> float:
     """Sum of kv + n k for k = 0 .. steps - 1."""
     return steps * float(kv) + n * (steps * (steps - 1.0) / 2)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def note(log: Records, counters: Ints, e: int, engine: Record, running: int, blocks: int) -> None:
     """Log that the next step of engine e runs so many requests, which then hold so many blocks."""
     entry = log[counters[LOG_LENGTH]]
