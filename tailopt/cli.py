@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
@@ -238,7 +239,8 @@ def compare(
         fleet = _fleet(engine, shape, gpus)
         # what a user's policy prints must not end up in the output
         with (
-            _progress(batches, show=not (quiet or json or csv)) as advance,
+            _interrupts() as check,
+            _progress(batches, check, show=not (quiet or json or csv)) as advance,
             contextlib.redirect_stdout(sys.stderr),
         ):
             comparison = run_comparison(
@@ -460,10 +462,34 @@ def _timelines(folder: Path) -> Callable[[int, str, str, "Batch", "Run"], None]:
 
 
 @contextlib.contextmanager
-def _progress(batches: int, *, show: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on stderr, if that is a terminal; yields what to call with batches done and to do."""
+def _interrupts() -> Iterator[Callable[[], None]]:
+    """Yield what raises if Ctrl-C was pressed before: a solver that is interrupted keeps its plan."""
+    came: list[int] = []
+
+    def handle(number: int, _: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield check
+        check()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _progress(batches: int, check: Callable[[], None], *, show: bool) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, if that is a terminal; yields what to call with batches done and to do.
+
+    What is yielded calls ``check`` first.
+    """
     if not (show and sys.stderr.isatty()):
-        yield None
+        yield lambda done, total: check()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -471,7 +497,12 @@ def _progress(batches: int, *, show: bool) -> Iterator[Callable[[int, int], None
     columns = (TextColumn("batches"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
         task = bar.add_task("", total=batches)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+        def advance(done: int, total: int) -> None:
+            check()
+            bar.update(task, completed=done, total=total)
+
+        yield advance
 
 
 def _print(renderables: Sequence["RenderableType"]) -> None:

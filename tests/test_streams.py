@@ -1,5 +1,6 @@
 """Standard output that is full, closed or of another encoding, and wrong commands: one line each."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tailopt.cli import main
+from tailopt.oracle.certificate import Certificate
+from tailopt.oracle.problem import Problem
 
 TAILOPT = [sys.executable, "-m", "tailopt"]
 QUICK = ["compare", "--batches", "1", "--prompts", "8", "--samples", "2", "--policy", "uniform", "--quiet"]
@@ -103,3 +106,25 @@ def test_wrong_commands_are_one_line(
 ) -> None:
     line = refused(capsys, *arguments)
     assert all(name in line for name in named), line
+
+
+def test_ctrl_c_ends_though_a_solver_keeps_its_plan(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tailopt import compare
+
+    solve, calls = compare.solve, []
+
+    def interrupted(problem: Problem) -> Certificate:
+        calls.append(problem)
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        return solve(problem)
+
+    monkeypatch.setattr(compare, "solve", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit) as ended:
+        main([*QUICK, "--batches", "3"])
+    assert (ended.value.code, len(calls), signal.getsignal(signal.SIGINT)) == (130, 1, before)
+    assert capsys.readouterr() == ("", "")
