@@ -188,7 +188,7 @@ def compare(
             "--policy",
             metavar="SPEC",
             help="NAME, NAME(arg=value) or file.py:function; again for more. uniform is always added. "
-            "Default: all.",
+            f"Default: all but {', '.join(BESIDES)}.",
         ),
     ] = None,
     predictor: Annotated[
