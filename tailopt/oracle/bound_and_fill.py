@@ -20,7 +20,7 @@ from tailopt.oracle.filling import filling_by_bisection, soonest
 from tailopt.oracle.mixed import mixed_bound
 from tailopt.oracle.mixed_filling import mixed_filling
 from tailopt.oracle.problem import Problem
-from tailopt.oracle.staircase import best_filling, staircase_bound
+from tailopt.oracle.staircase import best_filling, not_above, staircase_bound
 from tailopt.oracle.units import Units, lines_of, units_of
 from tailopt.plan import Plan
 from tailopt.simulate.simulator import simulate
@@ -46,7 +46,7 @@ def staircase(problem: Problem, *, time_limit_s: float | None = None, seed: int 
             other = simulate(problem.trace, problem.fleet, plan_of(problem, units, engine_of_unit))
             run = min(run, other, key=lambda found: found.makespan_s)
     return Certificate(
-        lower_s=min(bound.lower_s, run.makespan_s),
+        lower_s=not_above(bound.lower_s, run.makespan_s),
         upper_s=run.makespan_s,
         plan=run.plan,
         status=status_of(bound.lower_s, run.makespan_s),

@@ -27,7 +27,7 @@ from tailopt.arrays import Bools, Floats, Ints
 from tailopt.oracle.kinds import Kind, kinds_of, terms_of
 from tailopt.oracle.minorant import Minorant
 from tailopt.oracle.problem import Problem
-from tailopt.oracle.staircase import ROUNDING, step_weights
+from tailopt.oracle.staircase import not_above, rounding, step_weights
 from tailopt.oracle.units import Units
 
 MOST_KINDS = 6
@@ -106,7 +106,7 @@ def mixed_bound(problem: Problem, units: Units, within_s: float) -> MixedBound |
                 for change in (factor, 1 / factor):
                     moved = tuple(y * change if i == k else y for i, y in enumerate(best.prices))
                     improve(replace(best, prices=moved))
-    lower_s = min(best_s * (1 - ROUNDING), within_s)
+    lower_s = not_above(best_s * (1 - rounding(len(units.longest))), within_s)
     parts = zip(terms, best.minorants, best.prices, strict=True)
     return MixedBound(lower_s, tuple(KindBound(t.rays, m, y) for t, m, y in parts), best.weights, within_s)
 

@@ -50,7 +50,9 @@ from tailopt.oracle.staircase import (
     StaircaseBound,
     best_filling,
     item_weights,
+    not_above,
     refuted_makespan,
+    rounding,
     staircase_bound,
 )
 from tailopt.oracle.units import Units, lines_of, units_of
@@ -120,7 +122,7 @@ def search(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0
     runs = [simulate(problem.trace, fleet, plan) for plan in [first.plan, *plans]]
     run = min(runs, key=lambda one: one.makespan_s)
     refuted_s = bracket.refuted * items.tick_s * (1 - ROUNDING)
-    bound = SearchBound(min(refuted_s, first.upper_s), terms, bracket.refuted_in)
+    bound = SearchBound(not_above(refuted_s, first.upper_s), terms, bracket.refuted_in)
     return first.improved(bound, run, METHOD, started, seed)
 
 
@@ -138,7 +140,8 @@ def _first(problem: Problem, units: Units, tau: Affine, started: float) -> tuple
         one.astype(np.float64) for one in (units.longest, units.tokens, units.context)
     )
     weight_s = item_weights(units, own, LONGEST)
-    own_s = refuted_makespan(longest, weight_s, own.a_s, len(fleet.engines)) * (1 - ROUNDING)
+    own_s = refuted_makespan(longest, weight_s, own.a_s, len(fleet.engines))
+    own_s *= 1 - rounding(len(longest))
     if own_s < terms.lower_s * (1 - ROUNDING):
         first = staircase(problem)
         return first, replace(terms, within_s=first.upper_s)
@@ -148,7 +151,7 @@ def _first(problem: Problem, units: Units, tau: Affine, started: float) -> tuple
         len(fleet.engines), own_s, CLOSE,
     )  # fmt: skip
     run = simulate(problem.trace, fleet, plan_of(problem, units, engine_of))
-    lower_s = min(own_s, run.makespan_s)
+    lower_s = not_above(own_s, run.makespan_s)
     terms = StaircaseBound(lower_s, own, LONGEST, run.makespan_s, ())
     status = status_of(lower_s, run.makespan_s)
     wall_s = time.perf_counter() - started

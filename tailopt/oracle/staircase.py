@@ -40,6 +40,9 @@ from tailopt.oracle.units import Units
 ROUNDING = 1e-11
 """Relative amount by which a bound is lowered, to be safe from the rounding of its sums."""
 
+TERM_ROUNDING = 2.0**-52
+"""The same for each item whose seconds are summed one after another."""
+
 GRID = 4  # the weights are multiples of 1 / GRID
 
 
@@ -92,7 +95,24 @@ def staircase_bound(units: Units, lines: Sequence[Lines], engines: int, within_s
             if best is None or refuted_s > best_s:
                 best_s, best = refuted_s, (minorant, weights)
     assert best is not None  # there is always a ray, hence a minorant
-    return StaircaseBound(min(best_s * (1 - ROUNDING), within_s), *best, within_s, tuple(rays))
+    lower_s = not_above(best_s * (1 - rounding(len(units.longest))), within_s)
+    return StaircaseBound(lower_s, *best, within_s, tuple(rays))
+
+
+def rounding(items: int) -> float:
+    """Relative amount by which a bound from the sums of so many items is lowered."""
+    return ROUNDING + items * TERM_ROUNDING
+
+
+def not_above(lower_s: float, plan_s: float) -> float:
+    """A lower bound beside a plan that is at hand: they may cross by rounding, by more is a fault of ours.
+
+    >>> not_above(1.0 + 1e-12, 1.0)
+    1.0
+    """
+    if lower_s > plan_s * (1 + 1e-9):
+        raise AssertionError(f"lower bound {lower_s} s above a plan of {plan_s} s: please report this")
+    return min(lower_s, plan_s)
 
 
 def step_weights(slots: bool, cache: bool) -> list[tuple[float, float, float]]:

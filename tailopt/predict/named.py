@@ -52,8 +52,11 @@ class NamedPredictor:
         return answer if answer.ndim == 2 else None
 
     def _answer(self, batch: Batch) -> Floats:
-        """Its checked answer. It sees a copy of the batch: what it does to that changes no true length."""
-        rng = np.random.default_rng([batch.seed, zlib.crc32(self.name.encode())])
+        """Its checked answer. It sees a copy of the batch: what it does to that changes no true length.
+
+        Options do not change what is drawn: a predictor with other options is paired with itself.
+        """
+        rng = np.random.default_rng([batch.seed, zlib.crc32(self.spec.function.__name__.encode())])
         answer = self.spec.call("predictor", deepcopy(batch), rng, read=np.asarray)
         if answer.ndim == 2 and len(answer):
             return np.stack([self._checked(batch, scenario) for scenario in answer])
