@@ -59,7 +59,7 @@ def lognormal(requests: int, group: int) -> Trace:
 
 def affine_fleet(engines: int, b_s: float) -> Fleet:
     """Identical engines with a = 10 ms and no limits."""
-    shape = ShapeProfile(1, Affine(10e-3, b_s), 1e4, 10**9, 10**6)
+    shape = ShapeProfile(1, Affine(10e-3, b_s), 1e300, 10**9, 10**6, token_budget=10**9)
     profile = EngineProfile(
         "affine", "-", "-", "-", "-", "-", "2026-01-01", ("a round number",), "-", 1, {1: shape}
     )

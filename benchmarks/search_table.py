@@ -41,7 +41,7 @@ GROUPED = ("gpqa-deepseek-reasoner", "gpqa-gpt-5.1-high", "gpqa-gpt-5.2-xhigh", 
 
 
 def fleet_of(curve: Affine, engines: int) -> Fleet:
-    shape = ShapeProfile(1, curve, 1e4, kv_capacity_tokens=10**12, max_running=10**6)
+    shape = ShapeProfile(1, curve, 1e300, 10**12, max_running=10**6, token_budget=10**9)
     profile = EngineProfile(
         name="affine", hardware="none", model="none", precision="none", engine="none", engine_version="0",
         date="2026-01-01", sources=("this file",), licence="none", kv_bytes_per_token=1, shapes={1: shape},

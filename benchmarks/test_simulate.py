@@ -15,7 +15,7 @@ ROOMY, TIGHT = 10**9, 440_000  # KV tokens of an engine: never full, and full mo
 
 
 def fleet(engines: int, kv_capacity_tokens: int) -> Fleet:
-    shape = ShapeProfile(1, Affine(6e-3, 1e-5, 5e-8), 1e4, kv_capacity_tokens, max_running=256)
+    shape = ShapeProfile(1, Affine(6e-3, 1e-5, 5e-8), 4e4, kv_capacity_tokens, max_running=256)
     profile = EngineProfile(
         "synthetic", "none", "none", "none", "none", "0", "2026-01-01", ("made up",), "none", 1, {1: shape}
     )

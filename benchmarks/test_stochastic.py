@@ -15,7 +15,7 @@ from tailopt.trace.transforms import sample_batches
 
 
 def problem(step_time: StepTime) -> StochasticProblem:
-    shape = ShapeProfile(1, step_time, 1e4, kv_capacity_tokens=10**9, max_running=1024)
+    shape = ShapeProfile(1, step_time, 1e300, 10**9, max_running=1024, token_budget=10**9)  # free prefill
     profile = EngineProfile(
         name="curve", hardware="none", model="none", precision="none", engine="none", engine_version="0",
         date="2026-01-01", sources=("a curve",), licence="", kv_bytes_per_token=1, shapes={1: shape},
