@@ -1,4 +1,4 @@
-"""Hypothesis profiles: "ci" (the default) repeats its examples, "nightly" draws ten times as many, new ones."""
+"""Hypothesis profiles: "ci" (the default) repeats its examples, "nightly" draws ten times as many."""
 
 import os
 
