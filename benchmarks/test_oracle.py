@@ -43,6 +43,7 @@ def test_staircase_bound_and_filling(
             units.longest.astype(float),
             units.tokens.astype(float),
             units.context.astype(float),
+            units.prefill_s,
             np.array([tau.a_s, tau.b_s, tau.c_s]),
             np.array([units.max_running, units.kv_capacity_tokens], dtype=float),
             engines,

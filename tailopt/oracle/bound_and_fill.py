@@ -78,6 +78,7 @@ def _fillings(problem: Problem, units: Units, lower_s: float, kv_share: float) -
                 units.longest.astype(np.float64),
                 units.tokens.astype(np.float64),
                 units.context.astype(np.float64),
+                units.prefill_s,
                 np.array([step_time.a_s, step_time.b_s, step_time.c_s]),
                 np.array([units.max_running, kv_share * units.kv_capacity_tokens]),
                 len(fleet.engines),

@@ -56,6 +56,7 @@ from tailopt.oracle.staircase import (
     staircase_bound,
 )
 from tailopt.oracle.units import Units, lines_of, units_of
+from tailopt.plan import Plan
 from tailopt.simulate.simulator import simulate
 
 METHOD = "staircase search"
@@ -102,8 +103,8 @@ def search(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0
         return lagrangian(problem, time_limit_s=time_limit_s, seed=seed)
     units = units_of(problem)
     first, terms = _first(problem, units, tau, started)
-    if first.gap <= CLOSE:
-        return first
+    if first.gap <= CLOSE or _done_s(units, terms, first.plan) <= first.lower_s * (1 + CLOSE):
+        return first  # what is open then is what the terms do not see: preemption, the order of prefill
     items = items_of(units, terms, first.upper_s)
     bracket = _Bracket(
         items,
@@ -146,7 +147,7 @@ def _first(problem: Problem, units: Units, tau: Affine, started: float) -> tuple
         first = staircase(problem)
         return first, replace(terms, within_s=first.upper_s)
     engine_of = best_filling(
-        longest, tokens, context, np.array([tau.a_s, tau.b_s, tau.c_s]),
+        longest, tokens, context, units.prefill_s, np.array([tau.a_s, tau.b_s, tau.c_s]),
         np.array([units.max_running, units.kv_capacity_tokens], dtype=np.float64),
         len(fleet.engines), own_s, CLOSE,
     )  # fmt: skip
@@ -156,6 +157,17 @@ def _first(problem: Problem, units: Units, tau: Affine, started: float) -> tuple
     status = status_of(lower_s, run.makespan_s)
     wall_s = time.perf_counter() - started
     return Certificate(lower_s, run.makespan_s, run.plan, status, METHOD, terms, wall_s), terms
+
+
+def _done_s(units: Units, terms: StaircaseBound, plan: Plan) -> float:
+    """When the last engine is done by the terms alone: no bound from them can be higher."""
+    engine_of = plan.engine_of[[members[0] for members in units.members]]
+    weight_s = item_weights(units, terms.minorant, terms.weights)
+    lead_s = terms.minorant.a_s * terms.weights[0] * units.longest
+    return max(
+        float(weight_s[engine_of == e].sum() + lead_s[engine_of == e].max(initial=0.0))
+        for e in range(len(plan.engines))
+    )
 
 
 @dataclass

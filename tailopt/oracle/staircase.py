@@ -178,6 +178,7 @@ def fill(
     longest: Floats,
     tokens: Floats,
     context: Floats,
+    prefill_s: Floats,
     affine: Floats,
     capacity: Floats,
     engines: int,
@@ -186,10 +187,10 @@ def fill(
 ) -> float:
     """Fill engines in sorted order: the fullest one that still fits, a new one only when none fits.
 
-    An engine is counted as done after ``a max(longest, sum L / C, sum A / M) + b sum L + c sum A``.
+    An engine is counted as done after ``a max(longest, sum L / C, sum A / M) + b sum L + c sum A + sum P``.
 
     Args:
-        longest, tokens, context: ``[u]`` of the units, longest first.
+        longest, tokens, context, prefill_s: ``[u]`` of the units, longest first.
         affine: (a, b, c) of the step time.
         capacity: (C, M) concurrency limit and KV capacity.
         engines: how many.
@@ -199,7 +200,7 @@ def fill(
     Returns:
         The time at which the last engine is done, or infinity if the units do not fit.
     """
-    held_tokens, held_context = np.zeros(engines), np.zeros(engines)
+    held_tokens, held_context, held_s = np.zeros(engines), np.zeros(engines), np.zeros(engines)
     leader, done_s = np.zeros(engines), np.zeros(engines)
     opened = 0
     for u in range(len(longest)):
@@ -209,7 +210,13 @@ def fill(
                 break
             all_tokens, all_context = held_tokens[e] + tokens[u], held_context[e] + context[u]
             steps = max(leader[e], longest[u], all_tokens / capacity[0], all_context / capacity[1])
-            then = affine[0] * steps + affine[1] * all_tokens + affine[2] * all_context
+            then = (
+                affine[0] * steps
+                + affine[1] * all_tokens
+                + affine[2] * all_context
+                + held_s[e]
+                + prefill_s[u]
+            )
             if then <= makespan_s and (best < 0 or done_s[e] > done_s[best]):
                 best, best_done = e, then
         if best < 0:
@@ -219,6 +226,7 @@ def fill(
             leader[best] = longest[u]
         held_tokens[best] += tokens[u]
         held_context[best] += context[u]
+        held_s[best] += prefill_s[u]
         done_s[best] = best_done
         engine_of[u] = best
     return float(done_s.max())
@@ -229,6 +237,7 @@ def best_filling(
     longest: Floats,
     tokens: Floats,
     context: Floats,
+    prefill_s: Floats,
     affine: Floats,
     capacity: Floats,
     engines: int,
@@ -238,24 +247,24 @@ def best_filling(
     """``[u]`` engine of each unit in the best filling found by bisection on the makespan.
 
     Args:
-        longest, tokens, context, affine, capacity, engines: as in :func:`fill`.
+        longest, tokens, context, prefill_s, affine, capacity, engines: as in :func:`fill`.
         lower_s: no plan is done earlier.
         tolerance: relative width at which the bisection stops.
     """
     trial, best = np.zeros(len(longest), np.int64), np.zeros(len(longest), np.int64)
     low, high = lower_s, lower_s
-    done_s = fill(longest, tokens, context, affine, capacity, engines, high, trial)
+    done_s = fill(longest, tokens, context, prefill_s, affine, capacity, engines, high, trial)
     step = 1e-9
     while done_s == np.inf:  # the first tries stay close to the bound: there the filling mostly succeeds
         low = high
         high = lower_s * (1.0 + step)
         step *= 4.0
-        done_s = fill(longest, tokens, context, affine, capacity, engines, high, trial)
+        done_s = fill(longest, tokens, context, prefill_s, affine, capacity, engines, high, trial)
     best = trial.copy()
     high = done_s
     while high - low > tolerance * high:
         middle = (low + high) / 2
-        done_s = fill(longest, tokens, context, affine, capacity, engines, middle, trial)
+        done_s = fill(longest, tokens, context, prefill_s, affine, capacity, engines, middle, trial)
         if done_s == np.inf:
             low = middle
         else:
