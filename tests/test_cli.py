@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tailopt import __version__
-from tailopt.cli import BESIDES, app
+from tailopt.cli import app
+from tailopt.cli.compare import BESIDES
 from tailopt.engine.catalogue import bundled_engines
 from tailopt.policies import POLICIES
 from tailopt.predict import PREDICTORS

@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from tailopt.cli import FORMAT_NAMES, main
+from tailopt.cli import main
+from tailopt.cli.options import FORMAT_NAMES
 from tailopt.compare import Comparison, compare
 from tailopt.engine.catalogue import load_engine
 from tailopt.plan import Fleet

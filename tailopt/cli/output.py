@@ -1,0 +1,73 @@
+"""Where a command's output goes: stdout for what was asked, stderr for progress; and what Ctrl-C does."""
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[Callable[[], None]]:
+    """Yield what raises if Ctrl-C was pressed before: a solver that is interrupted keeps its plan."""
+    came: list[int] = []
+
+    def handle(number: int, _: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield check
+        check()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def progress_bar(
+    batches: int, check: Callable[[], None], *, show: bool
+) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, if that is a terminal; yields what to call with batches done and to do.
+
+    What is yielded calls ``check`` first.
+    """
+    if not (show and sys.stderr.isatty()):
+        yield lambda done, total: check()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("batches"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
+        task = bar.add_task("", total=batches)
+
+        def advance(done: int, total: int) -> None:
+            check()
+            bar.update(task, completed=done, total=total)
+
+        yield advance
+
+
+def print_all(renderables: Sequence["RenderableType"]) -> None:
+    """Print to stdout as wide as it is, without colours if it is no terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    with console.capture() as capture:
+        for one in renderables:
+            console.print(one)
+    write_out("\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n")
+
+
+def write_out(text: str) -> None:
+    """Write text to stdout at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
