@@ -3,23 +3,37 @@
 A **policy** is a function ``(View) -> Plan``. A View holds no true length of an unfinished request: what a
 policy knows about lengths is ``predicted_tokens``, so clairvoyance is a choice of predictor, never of policy.
 A Plan is data, never a callback: it can be saved (:mod:`tailopt.plan_file`), executed and checked.
+
+A plan may name **review points** (:class:`ReviewPoint`). When one is reached, every engine ends the step it
+is in, the policy sees the unfinished requests as they are then, and answers with a plan for these, which
+replaces the old one. Its engines are the fleet from then on: one that is in both (:meth:`Engine.same_as`)
+goes on, the others are put to sleep or woken. A running request goes on where it is if its engine does and
+the plan says so, and is moved otherwise; requests that wait are queued anew, in the new plan's order.
 """
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
+from typing import Literal, get_args
 
 import numpy as np
 
 from tailopt.arrays import Bools, Floats, Ints, assign, bools, floats, ints
 from tailopt.engine.profile import EngineProfile, ShapeProfile
+from tailopt.engine.speculation import Speculation
 from tailopt.errors import InputError
 from tailopt.trace import Trace
 
 SHARED_QUEUE = -1
 """``Plan.engine_of`` of a request that any engine may pull."""
+
+
+DROPPED = -2
+"""``Plan.engine_of`` of a request that is given up, with the tokens it has: at a review only."""
+
+Scheduling = Literal["fcfs", "priority"]
 
 
 @dataclass(frozen=True)
@@ -29,10 +43,17 @@ class Engine:
     Attributes:
         tp: tensor-parallel degree.
         max_running: requests that it decodes together at most; None for the profile's own limit.
+        gpus: the numbers of its GPUs; None for the next free ones in the order of the fleet.
+        speculation: speculative decoding, None for none.
+        scheduling: how it chooses whom to admit and whom to preempt: ``"fcfs"``, first come first served, or
+            ``"priority"``, the earlier in the plan's order the more important.
     """
 
     tp: int
     max_running: int | None = None
+    gpus: tuple[int, ...] | None = None
+    speculation: Speculation | None = None
+    scheduling: Scheduling = "fcfs"
 
     def __post_init__(self) -> None:
         for what, value in (("tp", self.tp), ("max_running", self.max_running)):
@@ -41,14 +62,38 @@ class Engine:
             if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= value < 2**31:
                 raise InputError(f"engine: {what}: expected a whole number from 1 on, got {value!r:.60}")
             assign(self, **{what: int(value)})
+        if self.gpus is not None:
+            gpus = ints("engine: gpus", self.gpus, self.tp, minimum=0).tolist()
+            if len(set(gpus)) < len(gpus):
+                raise InputError(f"engine: gpus: expected different ones, got {gpus}")
+            assign(self, gpus=tuple(gpus))
+        if self.speculation is not None and not isinstance(self.speculation, Speculation):
+            raise InputError("engine: speculation: expected a tailopt.engine.speculation.Speculation or None")
+        if self.scheduling not in get_args(Scheduling):
+            raise InputError(f"engine: scheduling: expected fcfs or priority, got {self.scheduling!r:.60}")
+
+    def same_as(self, other: "Engine") -> bool:
+        """Whether this placed engine can go on as the other one: all but the concurrency limit is equal.
+
+        >>> Engine(1, gpus=(0,)).same_as(Engine(1, max_running=8, gpus=(0,)))
+        True
+        """
+        return replace(self, max_running=None) == replace(other, max_running=None)
 
 
 @dataclass(frozen=True)
 class Fleet:
     """``gpus`` GPUs cut into engines of one profile.
 
+    Every engine is placed on construction: those that name no GPUs get the lowest free ones, in order.
+
     Raises:
-        InputError: if the engines need more GPUs than there are, or the profile lacks a shape.
+        InputError: if the engines need more GPUs than there are, two share one, or the profile lacks a shape
+            or the draft method of an engine.
+
+    >>> from tailopt.engine.catalogue import load_engine
+    >>> [engine.gpus for engine in Fleet.of(load_engine("h100-llama-3.1-8b"), "1xTP2+1xTP1").engines]
+    [(0, 1), (2,)]
     """
 
     profile: EngineProfile
@@ -63,7 +108,10 @@ class Fleet:
         if need > self.gpus:
             raise InputError(f"fleet: {len(self.engines)} engines need {need} GPUs, there are {self.gpus}")
         for engine in self.engines:
-            self.profile.shape(engine.tp)
+            shape = self.profile.shape(engine.tp)
+            if engine.speculation is not None:
+                engine.speculation.check(shape)
+        assign(self, engines=_placed(self.engines, self.gpus))
 
     @classmethod
     def of(cls, profile: EngineProfile, shape: str, gpus: int | None = None) -> "Fleet":
@@ -93,8 +141,12 @@ class Fleet:
 
     @property
     def identical(self) -> bool:
-        """True if all engines have one shape and one limit."""
-        return len({(engine.tp, self.max_running(i)) for i, engine in enumerate(self.engines)}) == 1
+        """True if all engines have one shape, one limit, and decode and schedule alike."""
+        kinds = {
+            (engine.tp, self.max_running(i), engine.speculation, engine.scheduling)
+            for i, engine in enumerate(self.engines)
+        }
+        return len(kinds) == 1
 
     def __str__(self) -> str:
         counts: dict[int, int] = {}
@@ -110,7 +162,7 @@ class View:
     Attributes:
         now_s: the time, 0 at the start of the batch.
         fleet: the engines and their profile.
-        prompt: group of each request, dense from 0.
+        prompt: group of each request, dense from 0 at the start.
         prompt_tokens: prompt length in tokens.
         generated_tokens: tokens generated so far.
         engine: where it runs or waits, -1 if nowhere yet.
@@ -120,6 +172,8 @@ class View:
             None if the predictor draws none.
         atomic: True if the requests of one group must stay on one engine.
         seed: for policies that draw; differs by batch, equal for all policies of a batch.
+        request: the number of each request in the batch.
+        finished_prompt, finished_tokens: group and output length of the requests that are done.
     """
 
     now_s: float
@@ -133,9 +187,20 @@ class View:
     atomic: bool
     seed: int
     scenario_tokens: Floats | None = None
+    request: Ints | None = None
+    finished_prompt: Ints | None = None
+    finished_tokens: Ints | None = None
 
     def __post_init__(self) -> None:
         n = len(self.prompt)
+        given = np.arange(n) if self.request is None else self.request
+        done, tokens = (() if part is None else part for part in (self.finished_prompt, self.finished_tokens))
+        assign(
+            self,
+            request=ints("view: request", given, n, minimum=0),
+            finished_prompt=ints("view: finished_prompt", done, minimum=0),
+            finished_tokens=ints("view: finished_tokens", tokens, len(done), minimum=0),
+        )
         assign(
             self,
             prompt=ints("view: prompt", self.prompt, minimum=0),
@@ -204,17 +269,58 @@ class View:
         return self.predicted_tokens
 
 
+@dataclass(frozen=True)
+class ReviewPoint:
+    """When a policy is asked again: when what ``when`` names is *crossed* after the plan took effect.
+
+    ``"unfinished"``
+        the number of unfinished requests falls from above ``value`` to it or below;
+    ``"tokens"``
+        a request that had generated fewer than ``value`` tokens has generated so many;
+    ``"idle"``
+        an engine is left with nothing to do, and nothing it might pull, while others have;
+    ``"time"``
+        the clock reaches ``value`` seconds.
+
+    As each is a crossing, a policy may answer with the same points for ever.
+
+    >>> ReviewPoint("unfinished", 8)
+    ReviewPoint(when='unfinished', value=8.0)
+    """
+
+    when: Literal["unfinished", "tokens", "idle", "time"]
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        least = {"unfinished": 1, "tokens": 1, "idle": 0, "time": 0}
+        if self.when not in least:
+            raise InputError(f"review point: expected one of {', '.join(least)}, got {self.when!r:.60}")
+        value = float(floats("review point: value", [self.value], 1, minimum=least[self.when])[0])
+        if self.when != "time" and value != int(value):
+            raise InputError(f"review point: {self.when}: expected a whole number, got {value}")
+        assign(self, value=value)
+
+
+Move = Literal["cheaper", "recompute", "migrate"]
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Where each request goes and in which order requests are admitted.
 
     Attributes:
         engines: the engines, with the concurrency limits that the plan wants.
-        engine_of: ``[n]`` engine of each request, or ``SHARED_QUEUE`` (-1): an engine with room pulls it.
+        engine_of: ``[n]`` engine of each request, or ``SHARED_QUEUE`` (-1): an engine with room pulls it, but
+            one that runs on an engine that goes on stays there; or, at a review, ``DROPPED`` (-2).
         order: ``[n]`` a permutation of the requests: an engine admits its own requests in this order, and the
             shared queue is served in this order.
         atomic: an engine that pulls a request from the shared queue takes its whole group.
         note: a remark for tables.
+        review: when to ask the policy again.
+        max_tokens: ``[n]`` tokens after which a request is ended, None for no limit but its own length.
+        deadline_s: when all that is unfinished is given up, with the tokens it has; None for never.
+        move: how a running request gets to another engine: its tokens are computed anew there
+            (``"recompute"``), its KV cache is sent (``"migrate"``), or whichever the profile makes cheaper.
 
     Raises:
         InputError: if a request is missing, appears twice, or names an engine that does not exist.
@@ -229,24 +335,38 @@ class Plan:
     order: Ints
     atomic: bool = False
     note: str = ""
+    review: tuple[ReviewPoint, ...] = ()
+    max_tokens: Ints | None = None
+    deadline_s: float | None = None
+    move: Move = "cheaper"
 
     def __post_init__(self) -> None:
         if not all(isinstance(engine, Engine) for engine in self.engines):
             raise InputError("plan: engines: expected each to be a tailopt.plan.Engine")
         if not isinstance(self.atomic, bool) or not isinstance(self.note, str):
             raise InputError("plan: expected atomic to be True or False, and note to be a text")
-        engine_of = ints("plan: engine_of", self.engine_of, minimum=SHARED_QUEUE)
+        engine_of = ints("plan: engine_of", self.engine_of, minimum=DROPPED)
         order = ints("plan: order", self.order, minimum=0)
         if self.note.encode(errors="replace").decode() != self.note:
             raise InputError("plan: note: expected a text that UTF-8 can hold")
-        engines = tuple(Engine(engine.tp, engine.max_running) for engine in self.engines)
+        engines = tuple(self.engines)
+        if not all(isinstance(point, ReviewPoint) for point in self.review):
+            raise InputError("plan: review: expected each to be a tailopt.plan.ReviewPoint")
+        if self.move not in get_args(Move):
+            raise InputError(f"plan: move: expected {', '.join(get_args(Move))}, got {self.move!r:.60}")
+        if self.max_tokens is not None:
+            limits = ints("plan: max_tokens", self.max_tokens, len(engine_of), minimum=1)
+            assign(self, max_tokens=limits)
+        if self.deadline_s is not None:
+            deadline = floats("plan: deadline_s", [self.deadline_s], 1, minimum=0)
+            assign(self, deadline_s=float(deadline[0]))
         if len(engine_of) and int(engine_of.max()) >= len(engines):
             request = int(np.argmax(engine_of))
             raise InputError(
                 f"plan: request {request} goes to engine {engine_of[request]}, there are {len(engines)}"
             )
         _check_permutation(order, len(engine_of))
-        assign(self, engines=engines, engine_of=engine_of, order=order)
+        assign(self, engines=engines, engine_of=engine_of, order=order, review=tuple(self.review))
 
     @classmethod
     def of_queues(
@@ -271,12 +391,19 @@ class Plan:
         return cls(tuple(engines), engine_of, order, atomic, note)
 
     def check(self, view: View) -> None:
-        """Raise InputError unless this plan answers ``view``: its requests, its engines, its groups."""
+        """Raise InputError unless this plan answers ``view``: its requests, its engines, its groups.
+
+        At the start the engines are the fleet's; at a review, any that the GPUs can hold.
+        """
         if len(self.engine_of) != view.n_requests:
             raise InputError(f"plan: has {len(self.engine_of)} requests, expected {view.n_requests}")
-        shapes = [engine.tp for engine in self.engines]
-        if shapes != [engine.tp for engine in view.fleet.engines]:
-            raise InputError(f"plan: engines of TP {shapes}, expected the fleet's, {view.fleet}")
+        fleet = Fleet(view.fleet.profile, self.engines, view.fleet.gpus)
+        if view.now_s == 0:
+            if (self.engine_of == DROPPED).any():
+                raise InputError(f"plan: request {int(np.argmin(self.engine_of))} is dropped before it runs")
+            if [engine.tp for engine in fleet.engines] != [engine.tp for engine in view.fleet.engines]:
+                shapes = [engine.tp for engine in self.engines]
+                raise InputError(f"plan: engines of TP {shapes}, expected the fleet's, {view.fleet}")
         if view.atomic:
             if not self.atomic and (self.engine_of == SHARED_QUEUE).any():
                 raise InputError("plan: groups are atomic here, expected a shared queue with atomic=True")
@@ -287,6 +414,22 @@ class Plan:
                         f"plan: group {view.prompt[members[0]]} is spread over engines {used.tolist()}, "
                         "expected one (groups are atomic)"
                     )
+
+
+def _placed(engines: tuple[Engine, ...], gpus: int) -> tuple[Engine, ...]:
+    taken = [gpu for engine in engines for gpu in engine.gpus or ()]
+    if len(set(taken)) < len(taken):
+        twice = next(gpu for gpu in taken if taken.count(gpu) > 1)
+        raise InputError(f"fleet: GPU {twice} belongs to two engines, expected one")
+    if taken and max(taken) >= gpus:
+        raise InputError(f"fleet: GPU {max(taken)} does not exist, there are {gpus}")
+    free = iter(sorted(set(range(gpus)) - set(taken)))
+    return tuple(
+        engine
+        if engine.gpus is not None
+        else replace(engine, gpus=tuple(next(free) for _ in range(engine.tp)))
+        for engine in engines
+    )
 
 
 def _check_permutation(order: Ints, n: int) -> None:

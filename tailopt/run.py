@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from tailopt.arrays import Floats, Ints
-from tailopt.plan import Fleet, Plan
+from tailopt.arrays import Bools, Floats, Ints
+from tailopt.plan import Engine, Fleet, Plan, ReviewPoint
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +47,69 @@ class Stays:
 
 
 @dataclass(frozen=True, eq=False)
+class Moves:
+    """Running requests that went to another engine, in the order of time.
+
+    Attributes:
+        request, source, target: ``[k]`` who, from which engine, to which.
+        start_s, end_s: ``[k]`` when it left, and when it could be admitted at the target.
+        tokens: ``[k]`` tokens of prompt and output that it had.
+        migrated: ``[k]`` True if its KV cache was sent, False if the target computed it anew.
+    """
+
+    request: Ints
+    source: Ints
+    target: Ints
+    start_s: Floats
+    end_s: Floats
+    tokens: Ints
+    migrated: Bools
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """When each engine was there; one entry per engine that ever was.
+
+    Attributes:
+        open_s: ``[k]`` when it could take its first step, 0 for those of the first plan.
+        wake_s: ``[k]`` how long it took to wake before that.
+        close_s: ``[k]`` when it ended its last step for a switch; the makespan if it was never closed.
+        drain_s: ``[k]`` from the review to ``close_s``, 0 if it was never closed.
+        sleep_s: ``[k]`` how long its GPUs were taken after ``close_s``.
+    """
+
+    open_s: Floats
+    wake_s: Floats
+    close_s: Floats
+    drain_s: Floats
+    sleep_s: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Review:
+    """The policy was asked again.
+
+    Attributes:
+        time_s: when the review point was reached.
+        reason: which one.
+        plan: the answer, for the requests in ``request``.
+        request: those that were unfinished.
+    """
+
+    time_s: float
+    reason: ReviewPoint
+    plan: Plan
+    request: Ints
+
+
+@dataclass(frozen=True, eq=False)
 class Run:
     """One batch carried out.
 
     Attributes:
         backend: who carried it out (``"simulated"``, or the engine's name and version).
-        fleet, plan: what was carried out.
-        engine: ``[n]`` where each request ran.
+        fleet, plan: what was carried out, at first.
+        engine: ``[n]`` where each request ran last: into ``engines``, as all engine numbers of a run.
         start_s: ``[n]`` when it was first admitted.
         first_token_s: ``[n]`` when its first token was there.
         finish_s: ``[n]`` when its last token was there.
@@ -60,6 +117,11 @@ class Run:
         preemptions: ``[n]`` how often it lost its KV cache and had to queue again.
         log: the engines' concurrency over time.
         stays: when each request ran where.
+        engines: all engines that ever were, those of the first plan first.
+        spans: when each of them was there.
+        completed: ``[n]`` whether it got all its tokens; False if it was given up.
+        moves: running requests that changed engines.
+        reviews: when the policy was asked again, and what it answered.
     """
 
     backend: str
@@ -73,6 +135,25 @@ class Run:
     preemptions: Ints
     log: EngineLog
     stays: Stays
+    engines: tuple[Engine, ...]
+    spans: Spans
+    completed: Bools
+    moves: Moves
+    reviews: tuple[Review, ...] = ()
+
+    @classmethod
+    def without_reviews(cls, *, fleet: Fleet, finish_s: Floats, **fields: Any) -> "Run":
+        """A run of one plan from beginning to end, in which every request got all its tokens."""
+        zero, nobody, never = np.zeros(len(fleet.engines)), np.zeros(0, dtype=np.int64), np.zeros(0)
+        return cls(
+            fleet=fleet,
+            finish_s=finish_s,
+            engines=fleet.engines,
+            spans=Spans(zero, zero, np.full(len(zero), finish_s.max()), zero, zero),
+            completed=np.ones(len(finish_s), dtype=np.bool_),
+            moves=Moves(nobody, nobody, nobody, never, never, nobody, np.zeros(0, dtype=np.bool_)),
+            **fields,
+        )
 
     @cached_property
     def makespan_s(self) -> float:

@@ -132,7 +132,7 @@ def read_run(folder: str | Path) -> Run:
     for file, table in (("requests", requests), ("log", log), ("stays", stays)):
         if (table["engine"] >= len(engines)).any():
             raise InputError(f"{folder / file}.parquet: engine: expected 0 to {len(engines) - 1}")
-    return Run(
+    return Run.without_reviews(
         backend=model.backend, fleet=fleet, plan=plan, log=EngineLog(**log), stays=Stays(**stays), **requests
     )
 

@@ -159,7 +159,7 @@ def simulate_reference(trace: Trace, fleet: Fleet, plan: Plan) -> Run:
                 engine.time_s = next_s
 
     log.sort(key=lambda event: event[:2])
-    return Run(
+    return Run.without_reviews(
         backend="simulated, step by step",
         fleet=batch.fleet,
         plan=plan,

@@ -1,0 +1,111 @@
+"""One loop that carries out a policy on any backend: the simulator's clock, or real engines.
+
+.. code-block:: text
+
+    policy(View) -> Plan -> backend ... review point -> policy(View) -> Plan -> backend ... all done -> Run
+
+A :class:`Backend` knows the batch with its true lengths; the policy sees none of an unfinished request.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from tailopt.arrays import Bools, Ints
+from tailopt.plan import DROPPED, Fleet, Plan, Policy, ReviewPoint, View
+from tailopt.run import Run
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A batch at a review, when every engine has ended its step.
+
+    Attributes:
+        now_s: when the review point was reached; engines may have ended their steps a little later.
+        reason: the review point, ``ReviewPoint("time", deadline_s)`` for the plan's deadline.
+        fleet: the engines there are.
+        engine: ``[n]`` where each request runs or waits, numbered as in ``fleet``; -1 if nowhere.
+        running: ``[n]`` whether it has a place in a batch.
+        generated: ``[n]`` tokens generated so far.
+        finished: ``[n]`` whether it is done.
+    """
+
+    now_s: float
+    reason: ReviewPoint
+    fleet: Fleet
+    engine: Ints
+    running: Bools
+    generated: Ints
+    finished: Bools
+
+
+class Backend(Protocol):
+    """What carries out plans for one batch, once."""
+
+    def start(self, plan: Plan) -> None:
+        """Begin with this plan for all requests; InputError if it cannot be carried out."""
+        ...
+
+    def until_review(self) -> State | None:
+        """Go on until a review point or the deadline of the plan is reached; None when all are done."""
+        ...
+
+    def change(self, plan: Plan, request: Ints) -> None:
+        """Go on with this plan, whose entry i is about request ``request[i]``: all unfinished ones."""
+        ...
+
+    def run(self) -> Run:
+        """What happened; after ``until_review`` returned None."""
+        ...
+
+
+def drive(backend: Backend, policy: Policy, view: View) -> Run:
+    """Carry out ``policy`` from the start, as ``view`` shows it, to the end.
+
+    Raises:
+        InputError: if a plan does not answer its view, or cannot be carried out.
+    """
+    plan = policy(view)
+    plan.check(view)
+    backend.start(plan)
+    while (state := backend.until_review()) is not None:
+        now = view_at(view, state)
+        assert now.request is not None
+        if plan.deadline_s is not None and state.now_s >= plan.deadline_s:
+            plan = _given_up(now)
+        else:
+            plan = policy(now)
+            plan.check(now)
+        backend.change(plan, now.request)
+    return backend.run()
+
+
+def view_at(start: View, state: State) -> View:
+    """What a policy sees at a review: the unfinished requests, and what became of the finished ones.
+
+    Predicted lengths are those of the start, but at least one token more than generated.
+    """
+    left, done = np.flatnonzero(~state.finished), np.flatnonzero(state.finished)
+    generated = state.generated[left]
+    predicted, scenarios = start.predicted_tokens, start.scenario_tokens
+    return replace(
+        start,
+        now_s=state.now_s,
+        fleet=state.fleet,
+        prompt=start.prompt[left],
+        prompt_tokens=start.prompt_tokens[left],
+        generated_tokens=generated,
+        engine=state.engine[left],
+        running=state.running[left],
+        predicted_tokens=None if predicted is None else np.maximum(predicted[left], generated + 1),
+        scenario_tokens=None if scenarios is None else np.maximum(scenarios[:, left], generated + 1),
+        request=left,
+        finished_prompt=start.prompt[done],
+        finished_tokens=state.generated[done],
+    )
+
+
+def _given_up(view: View) -> Plan:
+    n = view.n_requests
+    return Plan(view.fleet.engines, np.full(n, DROPPED), np.arange(n), note="deadline")
