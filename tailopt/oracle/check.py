@@ -23,7 +23,7 @@ takes too long (``MOST_TOKENS``), by the simulator that is tested to be equal to
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -123,7 +123,7 @@ def _plan_seconds(plan: Plan, problem: Problem) -> Fraction:
 
 def _engine_seconds(queue: list[int], fleet: Fleet, e: int, problem: Problem) -> Fraction:
     trace = problem.trace.take(queue)
-    alone = Fleet(fleet.profile, (fleet.engines[e],), fleet.engines[e].tp)
+    alone = Fleet(fleet.profile, (replace(fleet.engines[e], gpus=None),), fleet.engines[e].tp)
     plan = Plan.of_queues(alone.engines, [range(len(queue))])
     stepwise = trace.total_output_tokens <= MOST_TOKENS
     return Fraction((simulate_reference if stepwise else simulate)(trace, alone, plan).makespan_s)
