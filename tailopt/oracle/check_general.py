@@ -12,7 +12,7 @@ from math import ceil, floor
 import numpy as np
 
 from tailopt.arrays import Ints
-from tailopt.oracle.check_parts import area, line_below, require, units_by_length
+from tailopt.oracle.check_parts import area, line_below, prefill_seconds, require, units_by_length
 from tailopt.oracle.lagrangian import PricedBound
 from tailopt.oracle.lagrangian_minorant import ConcaveMinorant
 from tailopt.oracle.problem import Problem
@@ -42,7 +42,12 @@ def check_priced(bound: PricedBound, problem: Problem) -> tuple[Fraction, str]:
     order = sorted(unit_of, key=lambda i: (-length[i], unit_of[i], i))
     scale = ALL / sum(map(Fraction, bound.prices), Fraction(0))
     price = [floor(scale * Fraction(bound.prices[i])) for i in order]
-    table = _tabulate(bound, problem, order, price, scale)
+    prefill = {
+        i: seconds / len(members)
+        for members, seconds in zip(units, prefill_seconds(problem, units), strict=True)
+        for i in members
+    }
+    table = _tabulate(bound, problem, order, price, scale, [prefill[i] for i in order])
 
     at_most = [ceil(scale * sum(map(Fraction, one)) * makespan) for one in bound.multipliers]
     place: dict[int, int] = {}
@@ -80,7 +85,12 @@ def _sums(rises: list[Fraction], count: int) -> list[Fraction]:
 
 
 def _tabulate(
-    bound: PricedBound, problem: Problem, order: list[int], price: list[int], scale: Fraction
+    bound: PricedBound,
+    problem: Problem,
+    order: list[int],
+    price: list[int],
+    scale: Fraction,
+    prefill: list[Fraction],
 ) -> Ints:
     """``[n, k, classes + 1]`` most that sets led by each request are worth, less their time at k.
 
@@ -110,14 +120,18 @@ def _tabulate(
         before = min(_most_before(length[i], seconds, Fraction(bound.lower_s)), i, ranks)
         rank = np.arange(before + 1)
         column = np.minimum(rank, ranks - 1)
-        context = np.array(
-            [sum(floor(scale * slope * areas[i]) for slope in row) for row in slopes], dtype=object
+        fixed = np.array(
+            [
+                sum(floor(scale * slope * areas[i]) for slope in row) + floor(scale * sum(x) * prefill[i])
+                for row, x in zip(slopes, multipliers, strict=True)
+            ],
+            dtype=object,
         )
-        gain = price[i] - length[i] * rank_cost[:, column] - context[:, None]
+        gain = price[i] - length[i] * rank_cost[:, column] - fixed[:, None]
         require(bool((np.abs(gain) < -NEVER).all()), "the multipliers are too large to compute with")
         after = most[:, np.minimum(rank + 1, ranks)]
         taken = np.full_like(after, NEVER)
-        step = np.minimum(_labels(bound, length[i], float(areas[i]), column), last)
+        step = np.minimum(_labels(bound, length[i], float(areas[i]), float(prefill[i]), column), last)
         for shift in np.unique(step):
             rows = np.flatnonzero(step == shift)
             taken[:, rows, shift:] = after[:, rows, : last + 1 - shift]
@@ -128,12 +142,13 @@ def _tabulate(
     return table
 
 
-def _labels(bound: PricedBound, length: int, context: float, column: Ints) -> Ints:
+def _labels(bound: PricedBound, length: int, context: float, prefill_s: float, column: Ints) -> Ints:
     """Any classes will do; those of the solver make the bound what it said."""
     first = bound.minorants[0]
     rises = np.array(first.rises_s)[np.minimum(column, len(first.rises_s) - 1)]
     spread = 0.6180339887498949 * column % 1.0
-    return np.floor((length * rises + first.c_s * context) / bound.label_s + spread).astype(np.int64)
+    seconds = length * rises + (first.c_s * context + prefill_s)
+    return np.floor(seconds / bound.label_s + spread).astype(np.int64)
 
 
 def _most_before(length: int, seconds: list[list[Fraction]], makespan: Fraction) -> int:

@@ -20,6 +20,7 @@ gap says what order and limits might still gain.
 """
 
 import time
+from dataclasses import replace
 
 import numpy as np
 from numba import njit
@@ -130,7 +131,7 @@ def _seconds(
         chosen @ (trace.context_tokens + trace.output_tokens) <= kind.shape.kv_capacity_tokens
     )
     engine = problem.fleet.engines[kind.engines[0]]
-    alone = Fleet(problem.fleet.profile, (engine,), engine.tp)
+    alone = Fleet(problem.fleet.profile, (replace(engine, gpus=None),), engine.tp)
     longest_first = np.argsort(-trace.output_tokens, kind="stable")
     for s in np.flatnonzero(~fits & (least <= within_s)):
         if time.perf_counter() > deadline:

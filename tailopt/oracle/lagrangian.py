@@ -6,8 +6,9 @@ g(0) = 0. An engine that decodes a set S, in whatever order and under whatever l
 .. math:: T(S) = \sum_j L_{(j)}\, (g(j) - g(j-1)) + c \sum_{i \in S} A_i ,
 
 its longest request first (majorization, as in :mod:`tailopt.oracle.alone`): the request that comes j-th by
-falling length costs its length times the j-th *rise* of g. There can be several such functions, as the pieces
-of a convex step time are, and each gives a T(S).
+falling length costs its length times the j-th *rise* of g. To this comes what its context takes, and its part
+of the prefill that no plan saves (:func:`tailopt.oracle.units.least_prefill`). There can be several such
+functions, as the pieces of a convex step time are, and each gives a T(S).
 
 **All engines.** Give request i a price :math:`u_i \ge 0` and let V(p) be at least the prices that an engine
 done by T can collect if unit p is its *leader*, the first of its units by falling length. Units before the
@@ -163,7 +164,10 @@ class _Asked:
         ranks = max(len(minorant.rises_s) for minorant in self.minorants)
         rises = np.array([_padded(minorant.rises_s, ranks) for minorant in self.minorants])
         slopes = np.array([minorant.c_s for minorant in self.minorants])
-        self.cost_s = self.length[:, None] * rises[:, None, :] + (slopes[:, None] * context)[:, :, None]
+        members = np.array([len(one) for one in units.members])
+        prefill_s = (units.prefill_s / members)[self.unit]
+        fixed_s = slopes[:, None] * context + prefill_s
+        self.cost_s = self.length[:, None] * rises[:, None, :] + fixed_s[:, :, None]
         self.rises = rises
         self.most_before = self._most_before()
         self.mixes = _mixes(len(self.minorants))

@@ -1,7 +1,8 @@
 r"""Local search on a plan: moves and swaps of units between engines, for any step time and any shapes.
 
 Engines do not influence each other, so a move or a swap changes two of them, and each is timed afresh from
-the sorted requests that it holds (:func:`tailopt.oracle.filling.set_time_s`). The makespan alone is flat
+the sorted requests that it holds (:func:`tailopt.oracle.filling.set_time_s`), and the prompt tokens that they
+compute: those that a prompt shares with its other samples once on each engine. The makespan alone is flat
 almost everywhere, so what falls is, for a *level* a little below the best makespan so far,
 
 .. math:: E = \sum_e \max(0, T_e - \text{level})^2 / (\text{best} - \text{level}) + \gamma \sum_e T_e :
@@ -22,6 +23,7 @@ from tailopt.arrays import Floats, Ints
 from tailopt.oracle.filling import set_time_s
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.units import Units
+from tailopt.simulate.batch import shared_tokens
 from tailopt.simulate.line_table import line_table
 
 SAVING = 0.02  # gamma
@@ -86,6 +88,16 @@ class _Search:
         self.output = trace.output_tokens[requests]
         self.prompt = trace.context_tokens[requests]
         self.unit_start = np.cumsum([0, *map(len, units.members)], dtype=np.int64)
+        shapes = [fleet.shape_of(e) for e in engines]
+        shared = np.zeros(trace.n_requests, dtype=np.int64)
+        if any(shape.prefix_caching for shape in shapes):
+            shared = shared_tokens(trace, max(shape.block_tokens for shape in shapes))
+        own = trace.context_tokens - shared - 1
+        self.own = np.array([own[members].sum() for members in units.members])
+        self.prompt_of = np.array([trace.group[members[0]] for members in units.members])
+        self.shared = np.zeros(self.prompt_of.max() + 1, dtype=np.int64)
+        self.shared[self.prompt_of] = [shared[members[0]] for members in units.members]
+        self.prefill_s = np.array([1 / shape.prefill_tokens_per_s for shape in shapes])
         self.random = np.random.default_rng(seed)
         self.restart(engine_of)
 
@@ -95,6 +107,9 @@ class _Search:
         m, n = len(self.limits), len(self.output)
         self.held_output, self.held_prompt, self.held_unit = np.zeros((3, m, n), dtype=np.int64)
         self.held, self.done_s = np.zeros(m, dtype=np.int64), np.zeros(m)
+        self.computed = np.zeros(m, dtype=np.int64)
+        self.samples = np.zeros((m, len(self.shared)), dtype=np.int64)
+        np.add.at(self.samples, (self.engine_of, self.prompt_of), 1)
         unit = np.repeat(np.arange(len(self.engine_of)), np.diff(self.unit_start))
         for e in range(m):
             mine = np.flatnonzero(self.engine_of[unit] == e)
@@ -103,15 +118,17 @@ class _Search:
             self.held_output[e, : len(mine)] = self.output[mine]
             self.held_prompt[e, : len(mine)] = self.prompt[mine]
             self.held_unit[e, : len(mine)] = unit[mine]
+            self.computed[e] = self.own[self.engine_of == e].sum() + self.shared[self.samples[e] > 0].sum()
             self.done_s[e] = self._time_s(e)
 
     def _time_s(self, e: int) -> float:
         shape, size = self.lines.shape[e], self.held[e]
         pieces = self.lines.pieces[shape]
-        return set_time_s(
+        decode_s = set_time_s(
             self.held_output[e, :size], self.held_prompt[e, :size], self.lines.base_s[shape, :, :pieces],
             self.lines.slope_s[shape, :pieces], self.limits[e, 0], self.limits[e, 1],
         )  # fmt: skip
+        return float(decode_s + self.computed[e] * self.prefill_s[e])
 
     def advance(self, level_s: float, best_s: float, best: Ints) -> float:
         """One slice towards a level; the least makespan seen, its plan in ``best`` if less than before."""
@@ -120,7 +137,8 @@ class _Search:
             wander(
                 self.output, self.prompt, self.unit_start, lines.base_s, lines.slope_s, lines.pieces,
                 lines.shape, self.limits, self.engine_of, self.held_output, self.held_prompt, self.held_unit,
-                self.held, self.done_s, self.random.random((STEPS, 5)), level_s, best_s, best,
+                self.held, self.done_s, self.own, self.prompt_of, self.shared, self.prefill_s, self.computed,
+                self.samples, self.random.random((STEPS, 5)), level_s, best_s, best,
             )
         )  # fmt: skip
 
@@ -141,6 +159,12 @@ def wander(
     held_unit: Ints,
     held: Ints,
     done_s: Floats,
+    own: Ints,
+    prompt_of: Ints,
+    shared: Ints,
+    prefill_s: Floats,
+    computed: Ints,
+    samples: Ints,
     draws: Floats,
     level_s: float,
     least_s: float,
@@ -152,7 +176,11 @@ def wander(
         output, prompt, unit_start, base_s, slope_s, pieces, shape: as in
             :func:`tailopt.oracle.filling.fill_any`.
         limits: ``[m, 2]`` concurrency limit and KV capacity of each engine.
-        engine_of, held_output, held_prompt, held_unit, held, done_s: the plan; changed.
+        engine_of, held_output, held_prompt, held_unit, held, done_s, computed, samples: the plan, with the
+            prompt tokens that each engine computes, and how many units of each prompt it has; changed.
+        own, prompt_of: ``[u]`` prompt tokens that each unit computes itself, and its prompt.
+        shared: tokens of each prompt that an engine computes once.
+        prefill_s: ``[m]`` seconds per token of it.
         draws: ``[steps, 5]`` uniform in [0, 1): which engine, unit, kind of change, partner, threshold.
         level_s: what the engines' times should fall to.
         least_s: the least makespan so far.
@@ -163,7 +191,7 @@ def wander(
     """
     n, units = len(output), len(engine_of)
     new_output, new_prompt, new_unit = np.empty((3, 2, n), np.int64)
-    times = np.empty(2)
+    times, tokens = np.empty(2), np.empty(2, np.int64)
     width_s = max(least_s - level_s, 1e-12 * level_s)
     for where, first, kind, second, heat in draws:
         a = int(np.argmax(done_s))
@@ -188,6 +216,8 @@ def wander(
             times[side] = set_time_s(new_output[side, :size], new_prompt[side, :size],
                                      base_s[s, :, : pieces[s]], slope_s[s, : pieces[s]],
                                      limits[e, 0], limits[e, 1])  # fmt: skip
+            tokens[side] = computed[e] + prefill_change(samples[e], gone, comes, own, prompt_of, shared)
+            times[side] += tokens[side] * prefill_s[e]
         rise = SAVING * (times[0] + times[1] - done_s[a] - done_s[b])
         for then_s, now_s in ((times[0], done_s[a]), (times[1], done_s[b])):
             rise += (max(0.0, then_s - level_s) ** 2 - max(0.0, now_s - level_s) ** 2) / width_s
@@ -202,14 +232,35 @@ def wander(
             held_output[e, : held[e]] = new_output[side, : held[e]]
             held_prompt[e, : held[e]] = new_prompt[side, : held[e]]
             held_unit[e, : held[e]] = new_unit[side, : held[e]]
-            done_s[e] = times[side]
+            done_s[e], computed[e] = times[side], tokens[side]
         engine_of[u] = b
+        samples[a, prompt_of[u]] -= 1
+        samples[b, prompt_of[u]] += 1
         if swap >= 0:
             engine_of[swap] = a
+            samples[b, prompt_of[swap]] -= 1
+            samples[a, prompt_of[swap]] += 1
         if done_s.max() < least_s:
             least_s = done_s.max()
             best[:] = engine_of
     return least_s
+
+
+@njit(cache=True)
+def prefill_change(samples: Ints, gone: int, comes: int, own: Ints, prompt_of: Ints, shared: Ints) -> int:
+    """Prompt tokens that an engine computes more without unit ``gone`` and with ``comes`` (-1: none)."""
+    change, left = 0, -1
+    if gone >= 0:
+        left = prompt_of[gone]
+        change -= own[gone]
+        if samples[left] == 1:
+            change -= shared[left]
+    if comes >= 0:
+        prompt = prompt_of[comes]
+        change += own[comes]
+        if samples[prompt] == 0 or (prompt == left and samples[prompt] == 1):
+            change += shared[prompt]
+    return change
 
 
 @njit(cache=True)
