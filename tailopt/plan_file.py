@@ -11,8 +11,21 @@
       "note": ""
     }
 
-``engine_of`` has the engine of each request, -1 for the shared queue; ``order`` is a permutation of the
-requests. The JSON schema is in ``docs/plan.schema.json`` and comes from :func:`plan_schema`.
+``engine_of`` has the engine of each request, -1 for the shared queue (and -2 for one that is given up, in an
+answer at a review point); ``order`` is a permutation of the requests. More that a plan may say:
+
+.. code-block:: json
+
+    {
+      "engines": [{"tp": 2, "gpus": [0, 1], "scheduling": "priority",
+                   "speculation": {"method": "mtp", "draft_tokens": 1, "acceptance": 0.85}}],
+      "review": [{"when": "unfinished", "value": 8}, {"when": "idle"}],
+      "max_tokens": [1000, 1000, 1000, 1000],
+      "deadline_s": 600.0,
+      "move": "recompute"
+    }
+
+The JSON schema is in ``docs/plan.schema.json`` and comes from :func:`plan_schema`.
 """
 
 import json
@@ -21,35 +34,96 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tailopt.engine.speculation import Speculation
 from tailopt.errors import InputError
 from tailopt.files import whole_file
-from tailopt.plan import SHARED_QUEUE, Engine, Plan
+from tailopt.plan import DROPPED, Engine, Move, Plan, ReviewPoint, Scheduling
 
 FORMAT: Literal["tailopt.plan/1"] = "tailopt.plan/1"
 
 
-class EngineModel(BaseModel):
-    """One engine of a plan."""
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+
+class SpeculationModel(_Model):
+    """The speculative decoding of an engine."""
+
+    method: Annotated[str, Field(min_length=1, description="a draft method of the engine's profile")]
+    draft_tokens: Annotated[
+        int | None, Field(ge=0, description="tokens drafted a step; null for the best at each concurrency")
+    ] = None
+    acceptance: Annotated[
+        float | None,
+        Field(ge=0, le=1, description="chance that a drafted token is accepted; null: profile's"),
+    ] = None
+    context_tokens: Annotated[
+        int, Field(ge=0, description="context of a request at which the best draft_tokens are chosen")
+    ] = Speculation.context_tokens
+
+
+class EngineModel(_Model):
+    """One engine of a plan."""
 
     tp: Annotated[int, Field(ge=1, description="tensor-parallel degree, the GPUs of the engine")]
     max_running: Annotated[
         int | None,
         Field(ge=1, description="requests that it decodes together at most; null for the engine's own limit"),
     ] = None
+    gpus: Annotated[
+        list[Annotated[int, Field(ge=0)]] | None,
+        Field(description="the numbers of its GPUs; null for the lowest free ones"),
+    ] = None
+    speculation: SpeculationModel | None = None
+    scheduling: Annotated[
+        Scheduling, Field(description="first come first served, or by the place in the plan's order")
+    ] = "fcfs"
+
+    @classmethod
+    def of(cls, engine: Engine) -> "EngineModel":
+        """The engine as it is written."""
+        fields = vars(engine) | {"gpus": None if engine.gpus is None else list(engine.gpus)}
+        own = engine.speculation
+        return cls(**fields | {"speculation": None if own is None else SpeculationModel(**vars(own))})
+
+    def engine(self) -> Engine:
+        """The engine as it is held; InputError if it cannot be one."""
+        fields = self.model_dump(exclude={"speculation"})
+        own = self.speculation
+        return Engine(**fields, speculation=None if own is None else Speculation(**own.model_dump()))
 
 
-class PlanModel(BaseModel):
+class ReviewModel(_Model):
+    """When the policy is asked again."""
+
+    when: Literal["unfinished", "tokens", "idle", "time"]
+    value: Annotated[float, Field(ge=0, description="requests, tokens or seconds; of no effect for idle")] = (
+        0.0
+    )
+
+    @classmethod
+    def of(cls, point: ReviewPoint) -> "ReviewModel":
+        """The review point as it is written."""
+        return cls(when=point.when, value=point.value)
+
+    def point(self) -> ReviewPoint:
+        """The review point as it is held; InputError if it cannot be one."""
+        return ReviewPoint(self.when, self.value)
+
+
+class PlanModel(_Model):
     """Where each request of a batch goes, and in which order requests are admitted."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, title="tailopt plan")
+    model_config = ConfigDict(title="tailopt plan")
 
     format: Annotated[Literal["tailopt.plan/1"], Field(description="name and version of this format")]
     engines: Annotated[list[EngineModel], Field(min_length=1)]
     engine_of: Annotated[
-        list[Annotated[int, Field(ge=SHARED_QUEUE)]],
-        Field(description="for each request the index of its engine, or -1: any engine with room pulls it"),
+        list[Annotated[int, Field(ge=DROPPED)]],
+        Field(
+            description="for each request the index of its engine; -1: any engine with room pulls it; "
+            "-2, at a review only: it is given up"
+        ),
     ]
     order: Annotated[
         list[Annotated[int, Field(ge=0)]],
@@ -60,6 +134,45 @@ class PlanModel(BaseModel):
         Field(description="an engine that pulls a request from the shared queue takes its whole group"),
     ] = False
     note: str = ""
+    review: Annotated[list[ReviewModel], Field(description="when to ask the policy again")] = []
+    max_tokens: Annotated[
+        list[Annotated[int, Field(ge=1)]] | None,
+        Field(description="for each request the tokens after which it is ended; null for no limit"),
+    ] = None
+    deadline_s: Annotated[
+        float | None, Field(ge=0, description="when all that is unfinished is given up; null for never")
+    ] = None
+    move: Annotated[Move, Field(description="how a running request gets to another engine")] = "cheaper"
+
+    @classmethod
+    def of(cls, plan: Plan) -> "PlanModel":
+        """The plan as it is written."""
+        return cls(
+            format=FORMAT,
+            engines=[EngineModel.of(engine) for engine in plan.engines],
+            engine_of=plan.engine_of.tolist(),
+            order=plan.order.tolist(),
+            atomic=plan.atomic,
+            note=plan.note,
+            review=[ReviewModel.of(point) for point in plan.review],
+            max_tokens=None if plan.max_tokens is None else plan.max_tokens.tolist(),
+            deadline_s=plan.deadline_s,
+            move=plan.move,
+        )
+
+    def plan(self) -> Plan:
+        """The plan as it is held; InputError if it cannot be one."""
+        return Plan(
+            tuple(engine.engine() for engine in self.engines),
+            self.engine_of,  # type: ignore[arg-type]  # made arrays on construction
+            self.order,  # type: ignore[arg-type]
+            self.atomic,
+            self.note,
+            tuple(point.point() for point in self.review),
+            self.max_tokens,  # type: ignore[arg-type]
+            self.deadline_s,
+            self.move,
+        )
 
 
 def plan_schema() -> dict[str, Any]:
@@ -74,15 +187,7 @@ def plan_to_json(plan: Plan) -> str:
     >>> plan_from_json(plan_to_json(plan)).order
     array([2, 0, 1])
     """
-    model = PlanModel(
-        format=FORMAT,
-        engines=[EngineModel(tp=engine.tp, max_running=engine.max_running) for engine in plan.engines],
-        engine_of=plan.engine_of.tolist(),
-        order=plan.order.tolist(),
-        atomic=plan.atomic,
-        note=plan.note,
-    )
-    return model.model_dump_json(indent=None) + "\n"
+    return PlanModel.of(plan).model_dump_json(exclude_none=True) + "\n"
 
 
 def plan_from_json(text: str | bytes, *, where: str = "plan") -> Plan:
@@ -101,8 +206,7 @@ def plan_from_json(text: str | bytes, *, where: str = "plan") -> Plan:
     except ValidationError as error:
         raise InputError(f"{where}: {first_error(error)}") from None
     try:
-        engines = [Engine(engine.tp, engine.max_running) for engine in model.engines]
-        return Plan(tuple(engines), model.engine_of, model.order, model.atomic, model.note)  # type: ignore[arg-type]
+        return model.plan()
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 

@@ -1,30 +1,35 @@
 """Runs as a folder: tables as Parquet, the rest as JSON and TOML, read back equal.
 
-====================  ========================================================
-``run.json``          backend, GPUs, and the engines of the fleet
-``plan.json``         the plan that was carried out (:mod:`tailopt.plan_file`)
+====================  ==================================================================
+``run.json``          backend, GPUs, the fleet it began with, and all engines that ever were
+``plan.json``         the plan that was carried out at first (:mod:`tailopt.plan_file`)
+``reviews.json``      when the policy was asked again, and the plans that it answered
 ``engine.toml``       the engine profile (:mod:`tailopt.engine.catalogue`)
 ``requests.parquet``  one row per request
 ``log.parquet``       one row per event of an engine
 ``stays.parquet``     one row per time that a request ran on an engine
-====================  ========================================================
+``moves.parquet``     one row per move of a running request to another engine
+``spans.parquet``     one row per engine: when it was there
+====================  ==================================================================
 """
 
 import shutil
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tailopt.arrays import floats, ints
+from tailopt.arrays import bools, floats, ints
 from tailopt.engine.catalogue import read_profile, write_profile
 from tailopt.errors import InputError
 from tailopt.files import parquet_errors
-from tailopt.plan import Engine, Fleet
-from tailopt.plan_file import EngineModel, first_error, read_plan, write_plan
-from tailopt.run import EngineLog, Run, Stays
+from tailopt.plan import Fleet
+from tailopt.plan_file import EngineModel, PlanModel, ReviewModel, first_error, read_plan, write_plan
+from tailopt.run import EngineLog, Moves, Review, Run, Spans, Stays
 
 REQUEST_COLUMNS = {
     "engine": pl.Int64,
@@ -33,6 +38,7 @@ REQUEST_COLUMNS = {
     "finish_s": pl.Float64,
     "output_tokens": pl.Int64,
     "preemptions": pl.Int64,
+    "completed": pl.Boolean,
 }
 LOG_COLUMNS = {
     "engine": pl.Int64,
@@ -44,15 +50,45 @@ LOG_COLUMNS = {
 STAY_COLUMNS = {"request": pl.Int64, "engine": pl.Int64, "start_s": pl.Float64, "end_s": pl.Float64}
 
 
-class RunModel(BaseModel):
-    """What ``run.json`` holds."""
+MOVE_COLUMNS = {
+    "request": pl.Int64,
+    "source": pl.Int64,
+    "target": pl.Int64,
+    "start_s": pl.Float64,
+    "end_s": pl.Float64,
+    "tokens": pl.Int64,
+    "migrated": pl.Boolean,
+}
+SPAN_COLUMNS = dict.fromkeys(["open_s", "wake_s", "close_s", "drain_s", "sleep_s"], pl.Float64)
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class RunModel(_Model):
+    """What ``run.json`` holds."""
 
     format: Literal["tailopt.run/1"]
     backend: str
     gpus: Annotated[int, Field(ge=1, lt=2**31)]
+    fleet: Annotated[list[EngineModel], Field(min_length=1)]
     engines: Annotated[list[EngineModel], Field(min_length=1)]
+
+
+class AnswerModel(_Model):
+    """One review."""
+
+    time_s: Annotated[float, Field(ge=0)]
+    reason: ReviewModel
+    request: list[Annotated[int, Field(ge=0)]]
+    plan: PlanModel
+
+
+class ReviewsModel(_Model):
+    """What ``reviews.json`` holds."""
+
+    reviews: list[AnswerModel]
 
 
 def write_run(run: Run, folder: str | Path) -> None:
@@ -94,17 +130,34 @@ def _write_files(run: Run, folder: Path) -> None:
         format="tailopt.run/1",
         backend=run.backend,
         gpus=run.fleet.gpus,
-        engines=[EngineModel(tp=engine.tp, max_running=engine.max_running) for engine in run.fleet.engines],
+        fleet=[EngineModel.of(engine) for engine in run.fleet.engines],
+        engines=[EngineModel.of(engine) for engine in run.engines],
     )
-    (folder / "run.json").write_text(model.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    reviews = [
+        AnswerModel(
+            time_s=review.time_s,
+            reason=ReviewModel.of(review.reason),
+            request=review.request.tolist(),
+            plan=PlanModel.of(review.plan),
+        )
+        for review in run.reviews
+    ]
+    _write_model(model, folder / "run.json")
     write_plan(run.plan, folder / "plan.json")
+    _write_model(ReviewsModel(reviews=reviews), folder / "reviews.json")
     write_profile(run.fleet.profile, folder / "engine.toml")
     _table(run, REQUEST_COLUMNS).write_parquet(folder / "requests.parquet")
     _table(run.log, LOG_COLUMNS).write_parquet(folder / "log.parquet")
     _table(run.stays, STAY_COLUMNS).write_parquet(folder / "stays.parquet")
+    _table(run.moves, MOVE_COLUMNS).write_parquet(folder / "moves.parquet")
+    _table(run.spans, SPAN_COLUMNS).write_parquet(folder / "spans.parquet")
 
 
-def _table(source: Run | EngineLog | Stays, columns: dict[str, Any]) -> pl.DataFrame:
+def _write_model(model: BaseModel, path: Path) -> None:
+    path.write_text(model.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")
+
+
+def _table(source: Run | EngineLog | Stays | Moves | Spans, columns: dict[str, Any]) -> pl.DataFrame:
     return pl.DataFrame({name: getattr(source, name) for name in columns}, schema=columns)
 
 
@@ -115,35 +168,76 @@ def read_run(folder: str | Path) -> Run:
         InputError: one line that names the file and what is wrong with it.
     """
     folder = Path(folder)
-    model = _read_model(folder / "run.json")
+    model = _read_model(folder / "run.json", RunModel)
     plan = read_plan(folder / "plan.json")
     profile = read_profile(folder / "engine.toml")
-    engines = tuple(Engine(engine.tp, engine.max_running) for engine in model.engines)
     try:
-        fleet = Fleet(profile, engines, model.gpus)
+        fleet = Fleet(profile, tuple(engine.engine() for engine in model.fleet), model.gpus)
+        engines = tuple(engine.engine() for engine in model.engines)
+        for engine in engines:
+            profile.shape(engine.tp)
     except InputError as error:
         raise InputError(f"{folder / 'run.json'}: {error}") from None
     n = len(plan.engine_of)
-    requests = _read_table(folder / "requests.parquet", REQUEST_COLUMNS, n)
-    log = _read_table(folder / "log.parquet", LOG_COLUMNS, None)
-    stays = _read_table(folder / "stays.parquet", STAY_COLUMNS, None)
-    if (stays["request"] >= n).any():
-        raise InputError(f"{folder / 'stays'}.parquet: request: expected 0 to {n - 1}")
-    for file, table in (("requests", requests), ("log", log), ("stays", stays)):
-        if (table["engine"] >= len(engines)).any():
-            raise InputError(f"{folder / file}.parquet: engine: expected 0 to {len(engines) - 1}")
-    return Run.without_reviews(
-        backend=model.backend, fleet=fleet, plan=plan, log=EngineLog(**log), stays=Stays(**stays), **requests
+    tables = {
+        name: _read_table(folder / f"{name}.parquet", columns, rows)
+        for name, columns, rows in (
+            ("requests", REQUEST_COLUMNS, n),
+            ("log", LOG_COLUMNS, None),
+            ("stays", STAY_COLUMNS, None),
+            ("moves", MOVE_COLUMNS, None),
+            ("spans", SPAN_COLUMNS, len(engines)),
+        )
+    }
+    for name, table in tables.items():
+        for column, end in (("request", n), *((one, len(engines)) for one in ("engine", "source", "target"))):
+            if column in table and (table[column] >= end).any():
+                raise InputError(f"{folder / name}.parquet: {column}: expected 0 to {end - 1}")
+    return Run(
+        backend=model.backend,
+        fleet=fleet,
+        plan=plan,
+        log=EngineLog(**tables["log"]),
+        stays=Stays(**tables["stays"]),
+        engines=engines,
+        spans=Spans(**tables["spans"]),
+        moves=Moves(**tables["moves"]),
+        reviews=_read_reviews(folder / "reviews.json", n),
+        **tables["requests"],
     )
 
 
-def _read_model(path: Path) -> RunModel:
+M = TypeVar("M", bound=BaseModel)
+
+
+def _read_model(path: Path, kind: type[M]) -> M:
     try:
-        return RunModel.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise InputError(f"{path}: {first_error(error)}") from None
     except (OSError, ValueError) as error:  # ValueError: a zero in the name
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+
+
+def _read_reviews(path: Path, n: int) -> tuple[Review, ...]:
+    reviews = []
+    for index, model in enumerate(_read_model(path, ReviewsModel).reviews):
+        try:
+            plan = model.plan.plan()
+            request = ints("request", model.request, len(plan.engine_of))
+            if len(request) and request.max() >= n:
+                raise InputError(f"request: expected 0 to {n - 1}, got {request.max()}")
+            reviews.append(Review(model.time_s, model.reason.point(), plan, request))
+        except InputError as error:
+            raise InputError(f"{path}: reviews[{index}]: {error}") from None
+    return tuple(reviews)
+
+
+CHECKS: dict[Any, Callable[..., Any]] = {
+    pl.Int64: partial(ints, minimum=0),
+    pl.Float64: partial(floats, minimum=0),
+    pl.Boolean: bools,
+}
 
 
 def _read_table(path: Path, columns: dict[str, Any], length: int | None) -> dict[str, Any]:
@@ -151,8 +245,7 @@ def _read_table(path: Path, columns: dict[str, Any], length: int | None) -> dict
         table = pl.read_parquet(path)
     if dict(table.schema) != columns:
         raise InputError(f"{path}: expected the columns {', '.join(columns)}, got {', '.join(table.columns)}")
-    checked = {}
-    for name, kind in columns.items():
-        check = ints if kind == pl.Int64 else floats
-        checked[name] = check(f"{path}: {name}", table[name].to_numpy(), length, minimum=0)
-    return checked
+    return {
+        name: CHECKS[kind](f"{path}: {name}", table[name].to_numpy(), length)
+        for name, kind in columns.items()
+    }

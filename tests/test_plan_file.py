@@ -1,6 +1,7 @@
 """Plans as JSON: round trip, published schema, and every way a document can be wrong."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailopt.engine.speculation import Speculation
 from tailopt.errors import InputError
-from tailopt.plan import Engine, Plan
+from tailopt.plan import DROPPED, Engine, Plan, ReviewPoint
 from tailopt.plan_file import plan_from_json, plan_schema, plan_to_json, read_plan, write_plan
 
 SCHEMA = Path(__file__).parent.parent / "docs" / "plan.schema.json"
@@ -24,20 +26,59 @@ GOOD = {
 }
 
 
+limits = st.none() | st.integers(1, 1000)
+speculations = st.builds(
+    Speculation, st.text(min_size=1, max_size=5), st.none() | st.integers(0, 64),
+    st.none() | st.floats(0, 1), st.integers(0, 10**6),
+)  # fmt: skip
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> Engine:
+    tp = draw(st.integers(1, 16))
+    gpus = draw(st.none() | st.lists(st.integers(0, 10**6), min_size=tp, max_size=tp, unique=True))
+    scheduling = draw(st.sampled_from(["fcfs", "priority"]))
+    return Engine(tp, draw(limits), gpus, draw(st.none() | speculations), scheduling)
+
+
+points = st.one_of(
+    st.builds(ReviewPoint, st.sampled_from(["unfinished", "tokens", "idle"]), st.integers(1, 10**6)),
+    st.builds(ReviewPoint, st.just("time"), st.floats(0, 1e9)),
+)
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    limits = st.none() | st.integers(1, 1000)
-    engines = draw(st.lists(st.builds(Engine, st.integers(1, 16), limits), min_size=1, max_size=5))
+    fleet = draw(st.lists(engines(), min_size=1, max_size=5))
     n = draw(st.integers(0, 20))
-    engine_of = draw(st.lists(st.integers(-1, len(engines) - 1), min_size=n, max_size=n))
-    order = draw(st.permutations(range(n)))
-    return Plan(tuple(engines), engine_of, order, draw(st.booleans()), draw(st.text(max_size=9)))
+    return Plan(
+        tuple(fleet),
+        draw(st.lists(st.integers(DROPPED, len(fleet) - 1), min_size=n, max_size=n)),
+        draw(st.permutations(range(n))),
+        draw(st.booleans()),
+        draw(st.text(max_size=9)),
+        tuple(draw(st.lists(points, max_size=3))),
+        draw(st.none() | st.lists(st.integers(1, 2**40), min_size=n, max_size=n)),
+        draw(st.none() | st.floats(0, 1e9)),
+        draw(st.sampled_from(["cheaper", "recompute", "migrate"])),
+    )
 
 
-def assert_equal(one: Plan, other: Plan) -> None:
-    assert (one.engines, one.atomic, one.note) == (other.engines, other.atomic, other.note)
-    assert np.array_equal(one.engine_of, other.engine_of)
-    assert np.array_equal(one.order, other.order)
+def assert_equal(one: object, other: object) -> None:
+    """Equal field by field, arrays and nested dataclasses included."""
+    assert type(one) is type(other)
+    if isinstance(one, np.ndarray):
+        assert one.dtype == other.dtype
+        assert np.array_equal(one, other)
+    elif isinstance(one, tuple):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            assert_equal(left, right)
+    elif isinstance(one, Plan):
+        for field in fields(one):
+            assert_equal(getattr(one, field.name), getattr(other, field.name))
+    else:
+        assert one == other
 
 
 @given(plans())
@@ -74,7 +115,26 @@ def test_published_schema_is_the_models():
         ({"order": [0, 0, 1]}, "plan: request 0 is assigned twice, expected once"),
         ({"order": [0, 1]}, "request 2 is assigned to no engine, expected one"),
         ({"order": [0, 1, 3]}, "request 3 does not exist, there are 3"),
-        ({"engine_of": [0, -2, 1]}, "engine_of[1]: Input should be greater than or equal to -1, got -2"),
+        ({"engine_of": [0, -3, 1]}, "engine_of[1]: Input should be greater than or equal to -2, got -3"),
+        ({"engines": [{"tp": 1, "gpus": [0, 1]}]}, "engine: gpus: expected 1 values, got 2"),
+        ({"engines": [{"tp": 2, "gpus": [1, 1]}]}, "engine: gpus: expected different ones, got [1, 1]"),
+        ({"engines": [{"tp": 1, "scheduling": "lifo"}]}, "engines[0].scheduling: Input should be 'fcfs' or"),
+        ({"engines": [{"tp": 1, "speculation": {}}]}, "engines[0].speculation.method: Field required"),
+        (
+            {"engines": [{"tp": 1, "speculation": {"method": "mtp", "draft_tokens": 100}}]},
+            "speculation: draft_tokens: expected 0 to 64, got 100",
+        ),
+        ({"review": [{"when": "never"}]}, "review[0].when: Input should be 'unfinished', 'tokens', 'idle'"),
+        (
+            {"review": [{"when": "tokens", "value": 0.5}]},
+            "review point: value[0]: expected at least 1, got 0.5",
+        ),
+        ({"review": [{"when": "unfinished", "value": 1.5}]}, "unfinished: expected a whole number, got 1.5"),
+        ({"max_tokens": [1, 2]}, "plan: max_tokens: expected 3 values, got 2"),
+        ({"max_tokens": [1, 2, 0]}, "max_tokens[2]: Input should be greater than or equal to 1, got 0"),
+        ({"deadline_s": -1}, "deadline_s: Input should be greater than or equal to 0, got -1"),
+        ({"deadline_s": 1e999}, "deadline_s: Input should be a finite number"),
+        ({"move": "fly"}, "move: Input should be 'cheaper', 'recompute' or 'migrate', got \"fly\""),
         ({"engine_of": [0, 0.5, 1]}, "engine_of[1]: Input should be a valid integer, got 0.5"),
         ({"engine_of": None}, "engine_of: Input should be a valid array, got null"),
         ({"engines": [{"tp": 0}]}, "engines[0].tp: Input should be greater than or equal to 1, got 0"),
