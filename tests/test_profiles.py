@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailopt.engine.catalogue import bundled_engines, load_engine, read_profile, write_profile
-from tailopt.engine.profile import EngineProfile, ShapeProfile
+from tailopt.engine.profile import Draft, EngineProfile, ShapeProfile
 from tailopt.engine.schema import to_profile, to_toml
 from tailopt.engine.step_time import Affine, MaxAffine, Power, Table
 from tailopt.errors import InputError
@@ -244,6 +244,14 @@ def test_an_engine_can_be_a_file(tmp_path: Path) -> None:
     assert load_engine(str(tmp_path / "mine.toml")) == profile
 
 
+def with_host(shape: ShapeProfile, fixed: float, each: float) -> ShapeProfile:
+    """The shape with a host that takes these shares of what it may."""
+    base_s = shape.step_time.lines(shape.max_running + 1).base_s[:, 1:]
+    alone = base_s[:, 0].max()
+    each = 0.999 * each * min(alone, np.diff(base_s).min())
+    return replace(shape, host_s=0.999 * fixed * (alone - each), host_per_request_s=float(each))
+
+
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 number = st.floats(1e-9, 1e3)
 step_time = st.one_of(
@@ -254,21 +262,29 @@ step_time = st.one_of(
         Table, st.just([1, 7, 9]), st.lists(number, min_size=3, max_size=3).map(sorted), number, st.booleans()
     ),
 )
+term = st.floats(0, 1e3)
+draft = st.builds(
+    Draft, text, st.floats(0, 1), st.none() | step_time, term, term, term, st.just("") | text
+)  # fmt: skip
 shape = st.builds(
     ShapeProfile, st.integers(1, 64), step_time, number, st.integers(1, 2**40), st.integers(1, 5000),
     token_budget=st.integers(5000, 2**40), block_tokens=st.integers(1, 256),
-    prefix_caching=st.booleans(), fit=text,
+    prefix_caching=st.booleans(), fit=text, overlapped=st.booleans(), sleep_s=term, wake_s=term,
+    drafts=st.lists(draft, max_size=2, unique_by=lambda draft: draft.method).map(tuple),
 )  # fmt: skip
+shape = st.builds(with_host, shape, st.floats(0, 1), st.floats(0, 1))
 profiles = st.builds(
     EngineProfile, text, text, text, text, text, text, st.dates().map(date.isoformat),
     st.lists(text, min_size=1, max_size=3).map(tuple), text, st.integers(1, 2**40),
     st.lists(shape, min_size=1, max_size=3).map(lambda shapes: {shape.tp: shape for shape in shapes}), text,
+    st.none() | number, term,
 )  # fmt: skip
 
 
 @given(profiles)
 def test_any_profile_round_trips(profile: EngineProfile) -> None:
     assert to_profile(tomllib.loads(to_toml(profile)), "file") == profile
+    assert deepcopy(profile) == pickle.loads(pickle.dumps(profile)) == profile
 
 
 GOOD = """\
@@ -290,6 +306,11 @@ prefill_tokens_per_s = 40000
 kv_capacity_tokens = 400000
 max_running = 256
 step_time = { kind = "affine", a_s = 6e-3, b_s = 1e-4 }
+"""
+DRAFT = """
+[[shape.drafts]]
+method = "mtp"
+acceptance = {}
 """
 STEP = '{ kind = "affine", a_s = 6e-3, b_s = 1e-4 }'
 
@@ -357,6 +378,28 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
         ("[[shape]]", "[shape]", "shape: expected a valid list, got {'tp': 1"),
         (GOOD[GOOD.index("[[shape]]") :], "", "shape: missing, expected this key"),
         (GOOD[GOOD.index("[[shape]]") :], "shape = []", "shape: expected "),
+        (STEP, STEP + "\nhost_s = -1", "shape[0].host_s: expected greater than or equal to 0, got -1"),
+        (STEP, STEP + "\nhost_s = 1", "shape[0]: engine profile TP1: the host takes 1 s of a step of 1 "),
+        (STEP, STEP + "\noverlapped = 1", "shape[0].overlapped: expected a valid boolean, got 1"),
+        (STEP, STEP + "\nwake_s = inf", "shape[0].wake_s: expected a finite number, got inf"),
+        (
+            STEP,
+            STEP + DRAFT.format(2),
+            "shape[0].drafts[0].acceptance: expected less than or equal to 1, got",
+        ),
+        (STEP, STEP + 2 * DRAFT.format(0.5), "shape[0]: engine profile TP1: draft 'mtp' is given twice"),
+        (STEP, STEP + DRAFT.format(0.5) + "k = 1", "shape[0].drafts[0].k: unknown key (value 1)"),
+        (
+            STEP,
+            STEP + DRAFT.format(0.5) + 'step_time = { kind = "cubic" }',
+            "shape[0].drafts[0].step_time: unknown kind 'cubic'",
+        ),
+        (
+            STEP,
+            STEP + DRAFT.format(0.5) + 'step_time = { kind = "affine", a_s = -1, b_s = 0 }',
+            "shape[0].drafts[0].step_time: affine step time: expected a positive time",
+        ),
+        ('notes = "none"', "link_bytes_per_s = 0", "link_bytes_per_s: expected greater than 0, got 0"),
         (STEP, '"fast"', "shape[0].step_time: expected "),
         (STEP, "{ a_s = 1.0 }", "step_time: expected kind = one of 'affine', 'power', "),
         (STEP, '{ kind = "cubic" }', "step_time: unknown kind 'cubic', expected one of 'affine', "),

@@ -14,13 +14,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from tailopt.engine.profile import EngineProfile, ShapeProfile
+from tailopt.engine.profile import Draft, EngineProfile, ShapeProfile
 from tailopt.engine.step_time import Affine, MaxAffine, Power, StepTime, Table
 from tailopt.errors import InputError
 
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=2**40)]
 Seconds = Annotated[float, Field(ge=-1e6, le=1e6)]
+Term = Annotated[float, Field(ge=0, le=1e6)]
 Rate = Annotated[float, Field(gt=0, le=1e12)]
 """Numbers beyond any engine are refused here, so that nothing overflows later."""
 
@@ -69,6 +70,21 @@ STEP_TIMES: dict[str, Any] = {"affine": Affine, "power": Power, "max_affine": Ma
 """``kind`` in the file -> class; the keys of its model are the arguments of the class."""
 
 
+AnyStepTime = Annotated[AffineModel | PowerModel | MaxAffineModel | TableModel, Field(discriminator="kind")]
+
+
+class DraftModel(_Model):
+    """One ``[[shape.drafts]]`` table."""
+
+    method: Text
+    acceptance: Annotated[float, Field(ge=0, le=1)]
+    step_fraction: Term = 0.0
+    seconds: Term = 0.0
+    seconds_per_request: Term = 0.0
+    source: str = ""
+    step_time: AnyStepTime | None = None
+
+
 class ShapeModel(_Model):
     """One ``[[shape]]`` table."""
 
@@ -80,7 +96,25 @@ class ShapeModel(_Model):
     block_tokens: Count = 16
     prefix_caching: bool = True
     fit: str = ""
-    step_time: Annotated[AffineModel | PowerModel | MaxAffineModel | TableModel, Field(discriminator="kind")]
+    step_time: AnyStepTime
+    host_s: Term = 0.0
+    host_per_request_s: Term = 0.0
+    overlapped: bool = False
+    sleep_s: Term = 0.0
+    wake_s: Term = 0.0
+    drafts: list[DraftModel] = []
+
+
+ADDED = (
+    "host_s",
+    "host_per_request_s",
+    "overlapped",
+    "sleep_s",
+    "wake_s",
+    "link_bytes_per_s",
+    "link_latency_s",
+)
+"""Keys that are written only where they say something."""
 
 
 class ProfileModel(_Model):
@@ -97,6 +131,8 @@ class ProfileModel(_Model):
     sources: Annotated[list[Text], Field(min_length=1)]
     kv_bytes_per_token: Count
     notes: str = ""
+    link_bytes_per_s: Annotated[float, Field(gt=0, le=1e18)] | None = None
+    link_latency_s: Term = 0.0
     shape: Annotated[list[ShapeModel], Field(min_length=1)]
 
     @field_validator("date", mode="before")
@@ -124,27 +160,51 @@ def to_profile(data: dict[str, Any], where: str) -> EngineProfile:
     for index, shape in enumerate(model.shape):
         if shape.tp in shapes:
             raise InputError(f"{where}: shape[{index}].tp: {shape.tp} is given twice, expected once")
-        fields = shape.model_dump(exclude={"step_time"})
-        arguments = shape.step_time.model_dump(exclude={"kind"})
+        fields = shape.model_dump(exclude={"step_time", "drafts"})
+        place = f"{where}: shape[{index}]"
+        step_time = _to_step_time(shape.step_time, place)
+        drafts = [_to_draft(draft, f"{place}.drafts[{i}]") for i, draft in enumerate(shape.drafts)]
         try:
-            shapes[shape.tp] = ShapeProfile(step_time=STEP_TIMES[shape.step_time.kind](**arguments), **fields)
+            shapes[shape.tp] = ShapeProfile(step_time=step_time, drafts=tuple(drafts), **fields)
         except InputError as error:
-            raise InputError(f"{where}: shape[{index}].step_time: {error}") from None
+            raise InputError(f"{place}: {error}") from None
     return EngineProfile(
         **model.model_dump(exclude={"shape", "sources"}), sources=tuple(model.sources), shapes=shapes
     )
 
 
+def _to_step_time(model: Any, place: str) -> StepTime:
+    try:
+        found: StepTime = STEP_TIMES[model.kind](**model.model_dump(exclude={"kind"}))
+    except InputError as error:
+        raise InputError(f"{place}.step_time: {error}") from None
+    return found
+
+
+def _to_draft(model: DraftModel, place: str) -> Draft:
+    own = None if model.step_time is None else _to_step_time(model.step_time, place)
+    return Draft(step_time=own, **model.model_dump(exclude={"step_time"}))
+
+
 def to_toml(profile: EngineProfile) -> str:
     """``profile`` as TOML text that :func:`to_profile` turns back into an equal one."""
-    head = {field: getattr(profile, field) for field in ProfileModel.model_fields if field != "shape"}
-    lines = [f"{key} = {_value(value)}" for key, value in head.items()]
+    lines = _pairs(profile, ProfileModel, without="shape")
     for shape in profile.shapes.values():
-        lines += ["", "[[shape]]"]
-        for key in ShapeModel.model_fields:
-            value = _step_time(shape.step_time) if key == "step_time" else _value(getattr(shape, key))
-            lines.append(f"{key} = {value}")
+        lines += ["", "[[shape]]", *_pairs(shape, ShapeModel, without="drafts")]
+        for draft in shape.drafts:
+            lines += ["", "[[shape.drafts]]", *_pairs(draft, DraftModel)]
     return "\n".join(lines) + "\n"
+
+
+def _pairs(source: Any, model: type[BaseModel], without: str = "") -> list[str]:
+    """``key = value`` for each key of the model; none for one that was added later and says nothing."""
+    lines = []
+    for key, field in model.model_fields.items():
+        value = getattr(source, key) if key != without else None
+        if value is None or (key in ADDED and value == field.default):
+            continue
+        lines.append(f"{key} = {_step_time(value) if key == 'step_time' else _value(value)}")
+    return lines
 
 
 def _step_time(step_time: StepTime) -> str:
