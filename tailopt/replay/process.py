@@ -1,0 +1,111 @@
+"""Engines in processes of their own, spoken to in JSON lines (:mod:`tailopt.replay.worker`)."""
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import IO, Any, Protocol
+
+from tailopt.replay.errors import ReplayError
+
+Message = dict[str, Any]
+
+
+class Link(Protocol):
+    """One engine as the driver sees it: commands go in, events come out (as of the worker)."""
+
+    def send(self, message: Message) -> None:
+        """Give a command; nothing happens if the engine is gone."""
+        ...
+
+    def fileno(self) -> int:
+        """What to wait on."""
+        ...
+
+    def read(self) -> list[Message]:
+        """The events that are there; the last one ever is ``{"event": "died"}``."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+    def complaint(self) -> str:
+        """The last thing that it said on its way out."""
+        ...
+
+
+class WorkerProcess:
+    """A worker that was started with a command."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
+        self.said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # for as long as this lives
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.said,
+                env=os.environ | (environment or {}),
+                start_new_session=True,  # Ctrl-C is for the driver
+            )
+        except OSError as error:
+            self.said.close()
+            raise ReplayError(f"{command[0]}: cannot be started ({error.strerror})") from None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._in, self._out = self.process.stdin, self.process.stdout
+        os.set_blocking(self._out.fileno(), False)
+        self._rest, self._over = b"", False
+
+    def send(self, message: Message) -> None:
+        """Give a command."""
+        with contextlib.suppress(BrokenPipeError):  # it died; reading says so
+            self._in.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+            self._in.flush()
+
+    def fileno(self) -> int:
+        """Its standard output."""
+        return self._out.fileno()
+
+    def read(self) -> list[Message]:
+        """Whole lines only: what a dying worker left of a line does not count."""
+        if self._over:
+            return []
+        while (chunk := self._out.read(1 << 20)) is not None:
+            self._rest += chunk
+            if not chunk:
+                self._over = True
+                break
+        *lines, self._rest = self._rest.split(b"\n")
+        try:
+            events: list[Message] = [json.loads(line) for line in lines]
+        except ValueError:
+            self.kill()
+            events = []
+            self._over = True
+        return [*events, {"event": "died", "t": time.monotonic()}] if self._over else events
+
+    def kill(self) -> None:
+        """SIGKILL to it and to what it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, 9)
+        self.process.wait()
+
+    def complaint(self) -> str:
+        """The last line of its standard error."""
+        self.said.seek(0)
+        lines = self.said.read()[-4000:].decode(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else f"exit code {self.process.wait()}"
+
+
+def wait_for_any(links: Sequence[Link], timeout_s: float | None) -> list[Link]:
+    """The links that have something to say, after at most so many seconds."""
+    with selectors.DefaultSelector() as selector:
+        for link in links:
+            selector.register(link.fileno(), selectors.EVENT_READ, link)
+        return [key.data for key, _ in selector.select(timeout_s)]
