@@ -15,11 +15,10 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+import numpy as np
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -233,19 +232,23 @@ def _read_reviews(path: Path, n: int) -> tuple[Review, ...]:
     return tuple(reviews)
 
 
-CHECKS: dict[Any, Callable[..., Any]] = {
-    pl.Int64: partial(ints, minimum=0),
-    pl.Float64: partial(floats, minimum=0),
-    pl.Boolean: bools,
-}
-
-
 def _read_table(path: Path, columns: dict[str, Any], length: int | None) -> dict[str, Any]:
     with parquet_errors(path):
         table = pl.read_parquet(path)
     if dict(table.schema) != columns:
         raise InputError(f"{path}: expected the columns {', '.join(columns)}, got {', '.join(table.columns)}")
-    return {
-        name: CHECKS[kind](f"{path}: {name}", table[name].to_numpy(), length)
-        for name, kind in columns.items()
-    }
+    return {name: _checked(f"{path}: {name}", name, table[name].to_numpy(), length) for name in columns}
+
+
+def _checked(what: str, name: str, values: Any, length: int | None) -> Any:
+    """A column; one that never ran has engine -1 and no times."""
+    if values.dtype.kind == "b":
+        return bools(what, values, length)
+    if values.dtype.kind == "i":
+        return ints(what, values, length, minimum=-1 if name in ("engine", "target") else 0)
+    if name not in ("start_s", "first_token_s"):
+        return floats(what, values, length, minimum=0)
+    known = floats(what, np.nan_to_num(values, nan=0.0, posinf=np.inf), length, minimum=0)
+    found = np.where(np.isnan(values), np.nan, known)
+    found.flags.writeable = False
+    return found

@@ -29,7 +29,7 @@ def assert_equal(one: object, other: object) -> None:
     assert type(one) is type(other)
     if isinstance(one, np.ndarray):
         assert one.dtype == other.dtype
-        assert np.array_equal(one, other)
+        assert np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
     elif isinstance(one, tuple):
         assert len(one) == len(other)
         for left, right in zip(one, other, strict=True):
@@ -84,13 +84,14 @@ def runs(draw: st.DrawFn) -> Run:
         plan = Plan(engines, to, np.arange(len(left)), review=(ReviewPoint("idle"),), move="migrate")
         reviews.append(Review(time_s, ReviewPoint("tokens", 7), plan, np.array(left, dtype=np.int64)))
     k = draw(st.integers(0, 4))
+    never = flags(draw, n)  # given up before they ran
     return Run(
         backend=draw(st.text(max_size=5)),
         fleet=fleet,
         plan=Plan(fleet.engines, whole(draw, n, len(first) - 1), np.arange(n), deadline_s=5.0),
-        engine=whole(draw, n, m - 1),
-        start_s=seconds(draw, n),
-        first_token_s=seconds(draw, n),
+        engine=np.where(never, -1, whole(draw, n, m - 1)),
+        start_s=np.where(never, np.nan, seconds(draw, n)),
+        first_token_s=np.where(never, np.nan, seconds(draw, n)),
         finish_s=seconds(draw, n),
         output_tokens=whole(draw, n, 2**40),
         preemptions=whole(draw, n, 9),
@@ -102,7 +103,7 @@ def runs(draw: st.DrawFn) -> Run:
         spans=Spans(*(seconds(draw, m) for _ in range(5))),
         completed=flags(draw, n),
         moves=Moves(
-            whole(draw, k, n - 1), whole(draw, k, m - 1), whole(draw, k, m - 1), seconds(draw, k),
+            whole(draw, k, n - 1), whole(draw, k, m - 1), whole(draw, k, m) - 1, seconds(draw, k),
             seconds(draw, k), whole(draw, k, 2**40), flags(draw, k),
         ),
         reviews=tuple(reviews),
@@ -199,6 +200,7 @@ def test_documents_that_do_not_fit(folder, changes, message):
     ("change", "message"),
     [
         (pl.col("finish_s") * np.nan, r"finish_s\[0\]: expected a finite number"),
+        (pl.col("start_s") + np.inf, r"start_s\[0\]: expected a finite number, got inf"),
         (-pl.col("output_tokens"), r"output_tokens\[0\]: expected at least 0"),
         (pl.col("engine").cast(pl.Float64), "expected the columns engine, start_s"),
         (pl.lit(1).alias("more"), "expected the columns engine, start_s"),

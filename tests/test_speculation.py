@@ -16,6 +16,7 @@ from tailopt.engine.speculation import (
     decoding,
     expected_tokens,
     overlapped,
+    token_time,
 )
 from tailopt.engine.step_time import Affine, MaxAffine, Power
 from tailopt.errors import InputError
@@ -152,6 +153,21 @@ def test_time_never_falls_with_the_context(shape: ShapeProfile, k: int | None) -
         for kv_tokens in (0, 10, CAPACITY):
             seconds = [steps.seconds(n, kv_tokens) for n in range(1, N_MAX + 1)]
             assert np.all(np.diff(seconds) >= -1e-9 * np.array(seconds[1:]))
+
+
+@given(shapes(), st.one_of(st.none(), st.integers(0, 5)), st.integers(1, N_MAX), st.integers(0, CAPACITY))
+def test_seconds_per_token_are_those_of_a_step_over_its_tokens(
+    shape: ShapeProfile, k: int | None, n: int, kv_tokens: int
+) -> None:
+    speculation = Speculation("any", k, None, 100)
+    steps, tau = decoding(shape, speculation, N_MAX), token_time(shape, speculation)
+    expected = steps.seconds(n, kv_tokens) * TOKEN / steps.tokens[n]
+    lines = tau.lines(N_MAX)
+    assert np.max(lines.base_s[:, n] + lines.slope_s * kv_tokens) == pytest.approx(expected, rel=1e-9)
+    if k is not None:  # the best k depends on how many may run
+        assert float(tau(n, kv_tokens)) == pytest.approx(expected, rel=1e-9)
+    assert lines.base_s[:, 0].tolist() == [0.0] * len(lines.slope_s)
+    assert token_time(shape, None) is shape.step_time
 
 
 def test_the_best_k_keeps_to_the_token_budget() -> None:

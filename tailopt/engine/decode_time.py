@@ -71,7 +71,12 @@ def decode_time_s(
 
 
 def engine_time_s(
-    shape: ShapeProfile, max_running: int, prompt_tokens: Ints, output_tokens: Ints, chosen: Bools
+    shape: ShapeProfile,
+    max_running: int,
+    prompt_tokens: Ints,
+    output_tokens: Ints,
+    chosen: Bools,
+    step_time: StepTime | None = None,
 ) -> Floats:
     r"""Predicted seconds until an engine has decoded its requests, longest first, within its capacity.
 
@@ -86,6 +91,8 @@ def engine_time_s(
         shape: the engine's shape.
         max_running: requests that it decodes together at most.
         prompt_tokens, output_tokens, chosen: as in :func:`decode_time_s`; ``chosen`` is required.
+        step_time: in place of the shape's own, as of an engine that speculates
+            (:func:`tailopt.engine.speculation.token_time`).
 
     >>> from tailopt.engine.step_time import Affine
     >>> shape = ShapeProfile(1, Affine(10e-3, 1e-3), 1e4, kv_capacity_tokens=10**6, max_running=2)
@@ -93,7 +100,8 @@ def engine_time_s(
     >>> round(float(engine_time_s(shape, 2, four, four, np.ones(4, bool))), 6)
     1.2
     """
-    seconds = decode_time_s(shape.step_time, prompt_tokens, output_tokens, chosen)
+    step_time = shape.step_time if step_time is None else step_time
+    seconds = decode_time_s(step_time, prompt_tokens, output_tokens, chosen)
     waits = np.asarray(np.count_nonzero(chosen, axis=-1) > max_running)
     large = chosen @ (prompt_tokens + output_tokens).astype(np.float64) > shape.kv_capacity_tokens
     if large.any():
@@ -102,7 +110,7 @@ def engine_time_s(
     for place in np.argwhere(waits):
         members = chosen[tuple(place)]
         seconds[tuple(place)] = _crowded_time_s(
-            shape, max_running, prompt_tokens[members], output_tokens[members]
+            shape, step_time, max_running, prompt_tokens[members], output_tokens[members]
         )
     return seconds
 
@@ -156,7 +164,9 @@ def _peak_context(prompt_tokens: Ints, output_tokens: Ints, chosen: Bools) -> In
     return np.asarray(np.max(np.where(chosen, held, 0), axis=-1, initial=0))
 
 
-def _crowded_time_s(shape: ShapeProfile, max_running: int, prompt_tokens: Ints, output_tokens: Ints) -> float:
+def _crowded_time_s(
+    shape: ShapeProfile, step_time: StepTime, max_running: int, prompt_tokens: Ints, output_tokens: Ints
+) -> float:
     """The estimate of :func:`engine_time_s` for one set of requests that does not fit at once."""
     tokens, context = int(output_tokens.sum()), int(context_read(prompt_tokens, output_tokens).sum())
     slots = max(1, min(max_running, shape.kv_capacity_tokens * tokens // context, len(output_tokens)))
@@ -168,4 +178,4 @@ def _crowded_time_s(shape: ShapeProfile, max_running: int, prompt_tokens: Ints, 
     slot_steps = np.maximum(longest, level)
     stretch = slot_steps - np.append(slot_steps[1:], 0.0)
     running = np.arange(1, slots + 1)
-    return float(np.sum(stretch * shape.step_time(running, running * (context / tokens))))
+    return float(np.sum(stretch * step_time(running, running * (context / tokens))))

@@ -29,10 +29,11 @@ from functools import reduce
 from numbers import Integral
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tailopt.arrays import Floats, Ints, assign, floats
 from tailopt.engine.profile import Draft, ShapeProfile
-from tailopt.engine.step_time import Affine, Lines, MaxAffine
+from tailopt.engine.step_time import Affine, Lines, MaxAffine, StepTime
 from tailopt.errors import InputError
 
 TOKEN = 1 << 20
@@ -114,21 +115,52 @@ def decoding(shape: ShapeProfile, speculation: Speculation | None, n_max: int) -
     """
     if speculation is None:
         return Decoding(_steps(shape, None, 0, n_max), np.full(n_max + 1, TOKEN), 0)
-    draft = shape.draft(speculation.method)
-    acceptance = draft.acceptance if speculation.acceptance is None else speculation.acceptance
-    if speculation.draft_tokens is not None:
-        k = speculation.draft_tokens
-        return Decoding(_steps(shape, draft, k, n_max), np.full(n_max + 1, _units(acceptance, k)), k)
+    may = _Choices.of(shape, speculation, n_max)
+    lines = _chosen(may.lines, may.best, shape.kv_capacity_tokens)
+    return Decoding(lines, may.units[may.best], int(may.drafted[may.best].max()))
 
-    most = max(0, min(MOST_DRAFT_TOKENS, shape.token_budget // max(n_max, 1) - 1))
-    choices = [_steps(shape, draft, k, n_max) for k in range(most + 1)]
-    units = np.array([_units(acceptance, k) for k in range(most + 1)])
-    running = np.arange(n_max + 1)
-    context = running * (speculation.context_tokens + 1)
-    best = np.argmin([_at(lines, context) / gained for lines, gained in zip(choices, units, strict=True)], 0)
-    best[0] = best[1:].min(initial=most)  # nothing is drafted for nobody
-    lines = _chosen(choices, best, float(shape.kv_capacity_tokens))
-    return Decoding(lines, units[best], int(best.max()))
+
+@dataclass(frozen=True)
+class TokenTime:
+    """Seconds per token of a request in an engine that speculates: a step time for what predicts times.
+
+    The seconds of a step over the tokens that it gains in the mean; what is made of whole tokens is a little
+    later. Context is at most what the engine's KV cache holds.
+
+    Attributes:
+        shape: the engine's shape.
+        speculation: what it drafts.
+
+    >>> from tailopt.engine.step_time import Affine
+    >>> shape = ShapeProfile(1, Affine(10e-3, 1e-3), 1e4, 10**6, 8, drafts=[Draft("mtp", 0.5)])
+    >>> round(float(TokenTime(shape, Speculation("mtp", 1))(2, 100)), 6)  # 14 ms for 1.5 tokens
+    0.009333
+    """
+
+    shape: ShapeProfile
+    speculation: Speculation
+
+    def __call__(self, running: ArrayLike, kv_tokens: ArrayLike) -> Floats:
+        """Seconds per token."""
+        n, kv = np.broadcast_arrays(np.asarray(running, np.int64), np.asarray(kv_tokens, np.float64))
+        lines = self.lines(int(n.max(initial=0)))
+        return np.where(n > 0, np.max(lines.base_s[:, n] + np.multiply.outer(lines.slope_s, kv), axis=0), 0.0)
+
+    def lines(self, n_max: int) -> Lines:
+        """Seconds per token for 0..n_max requests as maxima of lines in the context."""
+        may = _Choices.of(self.shape, self.speculation, n_max)
+        per_token = [
+            _times(lines, TOKEN / gained) for lines, gained in zip(may.lines, may.units, strict=True)
+        ]
+        return _with_host_alone(_chosen(per_token, may.best, self.shape.kv_capacity_tokens), 0.0)
+
+    def __str__(self) -> str:
+        return f"{self.shape.step_time} with {self.speculation.method}"
+
+
+def token_time(shape: ShapeProfile, speculation: Speculation | None) -> StepTime:
+    """Seconds per token and request of an engine of this shape: its step time, if it does not speculate."""
+    return shape.step_time if speculation is None else TokenTime(shape, speculation)
 
 
 def expected_tokens(acceptance: float, draft_tokens: int) -> float:
@@ -137,7 +169,10 @@ def expected_tokens(acceptance: float, draft_tokens: int) -> float:
     >>> expected_tokens(0.5, 2), expected_tokens(1.0, 2), expected_tokens(0.9, 0)
     (1.75, 3.0, 1.0)
     """
-    return float(np.sum(acceptance ** np.arange(draft_tokens + 1.0)))
+    tokens = 1.0
+    for _ in range(draft_tokens):
+        tokens = 1.0 + acceptance * tokens  # never falls with either, in floating point too
+    return tokens
 
 
 def overlapped(shape: ShapeProfile) -> ShapeProfile:
@@ -166,6 +201,40 @@ def overlapped(shape: ShapeProfile) -> ShapeProfile:
     fixed, each = shape.host_s, shape.host_per_request_s
     device = [(a - fixed, max(b - each, 0.0), c) for a, b, c in pieces]
     return replace(shape, step_time=MaxAffine((*device, (fixed, each, 0.0))), overlapped=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Choices:
+    """What may be drafted.
+
+    Attributes:
+        drafted: ``[choices]`` tokens drafted a step, k.
+        lines: of a step, choice by choice.
+        units: ``[choices]`` tokens gained in a step, in units.
+        best: ``[n_max + 1]`` the choice for each n.
+    """
+
+    drafted: Ints
+    lines: list[Lines]
+    units: Ints
+    best: Ints
+
+    @classmethod
+    def of(cls, shape: ShapeProfile, speculation: Speculation, n_max: int) -> "_Choices":
+        draft = shape.draft(speculation.method)
+        acceptance = draft.acceptance if speculation.acceptance is None else speculation.acceptance
+        if speculation.draft_tokens is None:
+            most = min(MOST_DRAFT_TOKENS, shape.token_budget // max(n_max, 1) - 1)
+            drafted = np.arange(max(0, most) + 1)
+        else:
+            drafted = np.array([speculation.draft_tokens])
+        lines = [_steps(shape, draft, k, n_max) for k in drafted.tolist()]
+        units = np.array([_units(acceptance, k) for k in drafted.tolist()])
+        context = np.arange(n_max + 1) * (speculation.context_tokens + 1)
+        per_token = [_at(one, context) / gained for one, gained in zip(lines, units, strict=True)]
+        best = np.argmin(per_token, axis=0)
+        best[0] = best[1:].min(initial=len(drafted) - 1)  # nothing is drafted for nobody
+        return cls(drafted, lines, units, best)
 
 
 def _units(acceptance: float, draft_tokens: int) -> int:
