@@ -10,12 +10,16 @@ from collections.abc import Callable, Mapping
 from tailopt.plan import Plan
 from tailopt.policies import (
     best_k,
+    dyn,
     least_loaded,
     lpt,
     lpt_additive,
+    rebalance,
     round_robin,
     sample_average,
     shared_queue,
+    split,
+    steal,
     top_k,
     uniform,
 )
@@ -32,6 +36,10 @@ POLICIES: Mapping[str, Callable[..., Plan]] = {
     "top_k": top_k.top_k,
     "best_k": best_k.best_k,
     "sample_mean": sample_average.sample_average,
+    "dyn": dyn.dyn,
+    "split": split.split,
+    "steal": steal.steal,
+    "rebalance": rebalance.rebalance,
 }
 
 

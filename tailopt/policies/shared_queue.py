@@ -22,8 +22,8 @@ def shared_queue(view: View, *, max_running: int | None = None) -> Plan:
 
     >>> from tailopt.policies.example import example_view
     >>> plan = shared_queue(example_view([[90, 80], [10, 20]]), max_running=2)
-    >>> plan.engine_of, plan.engines[0]
-    (array([-1, -1, -1, -1]), Engine(tp=1, max_running=2))
+    >>> plan.engine_of, [engine.max_running for engine in plan.engines]
+    (array([-1, -1, -1, -1]), [2, 2])
     """
     if max_running is not None and max_running < 1:
         raise InputError(f"max_running: expected at least 1, got {max_running}")

@@ -8,6 +8,7 @@ import numpy as np
 
 from tailopt.arrays import Bools, Floats, Ints
 from tailopt.engine.decode_time import engine_time_s
+from tailopt.engine.speculation import token_time
 from tailopt.plan import Fleet, Plan, View
 
 
@@ -59,7 +60,11 @@ def units_longest_first(view: View) -> Ints:
 def fastest_alone(view: View) -> Ints:
     """``[engines]`` the engines, the one that decodes a lone request fastest first."""
     context = int(view.prompt_tokens.max(initial=0)) + 1
-    alone_s = [float(view.fleet.shape_of(e).step_time(1, context)) for e in range(len(view.fleet.engines))]
+    fleet = view.fleet
+    alone_s = [
+        float(token_time(fleet.shape_of(e), engine.speculation)(1, context))
+        for e, engine in enumerate(fleet.engines)
+    ]
     return np.argsort(alone_s, kind="stable")
 
 
@@ -75,11 +80,13 @@ def predicted_times_s(fleet: Fleet, context: Ints, tokens: Ints, chosen: Bools) 
         ``[..., engines]`` seconds (:func:`tailopt.engine.decode_time.engine_time_s`).
     """
     seconds = np.empty(chosen.shape[:-1])
-    kinds = [(engine.tp, fleet.max_running(e)) for e, engine in enumerate(fleet.engines)]
-    for tp, limit in dict.fromkeys(kinds):
-        same = [e for e, kind in enumerate(kinds) if kind == (tp, limit)]
+    kinds = [(one.tp, fleet.max_running(e), one.speculation) for e, one in enumerate(fleet.engines)]
+    for kind in dict.fromkeys(kinds):
+        same = [e for e, other in enumerate(kinds) if other == kind]
+        tp, limit, speculation = kind
         shape = fleet.profile.shape(tp)
-        seconds[..., same] = engine_time_s(shape, limit, context, tokens, chosen[..., same, :])
+        step_time = token_time(shape, speculation)
+        seconds[..., same] = engine_time_s(shape, limit, context, tokens, chosen[..., same, :], step_time)
     return seconds
 
 
