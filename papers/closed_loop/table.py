@@ -1,6 +1,6 @@
 r"""Print the tables of README.md: simulated against measured closed loops.
 
-    .venv/bin/python papers/closed_loop/table.py [--only h100-qwen3-32b] [--csv FILE] [--write]
+    .venv/bin/python papers/closed_loop/table.py [--only h100-qwen3-32b] [--csv FILE] [--figure PNG] [--write]
 
 A serving benchmark keeps C requests in flight, each of about isl prompt and osl output tokens, and reports
 the mean time to first token (TTFT) and the mean time per output token after it (TPOT). The simulator plays
@@ -346,21 +346,66 @@ def report(table: pl.DataFrame) -> Iterator[str]:
     yield "### Worst in sample, errors in per cent\n\n" + worst(in_sample)
 
 
+FIGURE_ROWS = (("h200-llama-3.1-70b-fp8-vllm", 1, "tpot"), ("h200-llama-3.1-70b-fp8-vllm", 1, "ttft"),
+               ("h100-gpt-oss-120b-vllm", 2, "tpot"))  # fmt: skip
+FIGURE_LENGTHS = ((1024, 8192), (1024, 1024), (8192, 1024))
+FIGURE_LINES = {
+    "naive": ("naive", "all", {"color": "0.55", "linestyle": ":"}),
+    "formula": ("formula", "all", {"color": "#D55E00", "linestyle": "--"}),
+    "simulated benchmark": ("benchmark", "all", {"color": "#0072B2"}),
+    "the same, these lengths not fitted": ("benchmark", "lengths", {"color": "#56B4E9", "linestyle": "-."}),
+}
+
+
+def draw(table: pl.DataFrame, file: Path) -> None:
+    """TPOT and TTFT over the concurrency: a dense model, short of cache at the right end, and a mixture."""
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    shape = (len(FIGURE_ROWS), len(FIGURE_LENGTHS))
+    figure, axes = plt.subplots(*shape, figsize=(10.5, 8.0), sharex=True, layout="constrained")
+    for (name, tp, what), row in zip(FIGURE_ROWS, axes, strict=True):
+        for (isl, osl), plot in zip(FIGURE_LENGTHS, row, strict=True):
+            runs = table.filter(profile=name, tp=tp, isl=isl, osl=osl).sort("concurrency")
+            for label, (prediction, fitted_on, style) in FIGURE_LINES.items():
+                if f"{prediction}_{what}_s" in runs.columns:
+                    line = runs.filter(pl.col("fitted_on") == fitted_on)
+                    plot.plot(line["concurrency"], 1e3 * line[f"{prediction}_{what}_s"], label=label, **style)
+            measured = runs.filter(pl.col("fitted_on") == "all")
+            plot.plot(measured["concurrency"], 1e3 * measured[f"measured_{what}_s"], "ko", label="measured")
+            plot.set(xscale="log", yscale="log", title=f"{name}\nTP{tp}, {isl} in, {osl} out")
+            plot.title.set_fontsize("medium")
+            ticks = measured["concurrency"].to_list()
+            plot.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
+            plot.xaxis.set_minor_locator(NullLocator())
+            plot.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7) if what == "tpot" else (1, 2, 5)))
+            plot.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            plot.yaxis.set_minor_locator(NullLocator())
+        row[0].set_ylabel(f"{what.upper()} (ms)")
+    for plot in axes[-1]:
+        plot.set_xlabel("requests in flight")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    figure.savefig(file, dpi=110)
+
+
 def main() -> None:
     """Run the script."""
     parser = argparse.ArgumentParser(description="simulated against measured closed loops")
     parser.add_argument("--only", default="", help="engines whose name holds this")
     parser.add_argument("--csv", type=Path, help="write every run and prediction here")
+    parser.add_argument("--figure", type=Path, help="draw two engines' curves here (needs matplotlib)")
     parser.add_argument("--write", action="store_true", help="put the tables into README.md as well")
     options = parser.parse_args()
-    if options.write and options.only:
-        parser.error("README.md has all engines: --write goes without --only")
+    if (options.write or options.figure) and options.only:
+        parser.error("README.md has all engines: --write and --figure go without --only")
     rows = [row for recipe in fitting.RECIPES if options.only in recipe.name for row in rows_of(recipe)]
     if not rows:
         parser.error(f"no engine has {options.only!r} in its name")
     table = with_errors(rows)
     if options.csv:
         table.write_csv(options.csv)
+    if options.figure:
+        draw(table, options.figure)
     parts = "\n".join(report(table))
     print(parts)
     if options.write:
