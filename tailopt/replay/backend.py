@@ -11,7 +11,7 @@ happened; every engine then ends the step it is in, which may be the one after.
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -25,10 +25,10 @@ from tailopt.errors import InputError
 from tailopt.plan import DROPPED, SHARED_QUEUE, Engine, Fleet, Plan, ReviewPoint
 from tailopt.plan_file import plan_to_json
 from tailopt.replay.errors import ReplayError
-from tailopt.replay.ledger import Ledger, Line, Place
+from tailopt.replay.ledger import Ledger, Line
 from tailopt.replay.process import Link, Message, wait_for_any
 from tailopt.replay.prompts import prompts
-from tailopt.replay.recorder import Record, Recorder, header
+from tailopt.replay.recorder import Record, Recorder, header, utc
 from tailopt.run import Run
 from tailopt.simulate.batch import prepare
 from tailopt.trace import Trace
@@ -90,8 +90,8 @@ class _Seat:
     heard_s: float = 0.0
     drain_s: float = 0.0
     paused: bool = True
+    owes: bool = False  # an answer to a pause or an abort
     deaths: int = 0
-    had_work: bool = False  # since the last plan
 
 
 @dataclass
@@ -133,14 +133,16 @@ class EngineBackend:
         seed: int = 0,
         vocabulary: int | None = None,
         progress: Progress | None = None,
-        about: dict[str, Any] | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         self.trace, self.fleet, self.engines = trace, fleet, engines
         self.prompts = prompts(trace, seed=seed, vocabulary=vocabulary)
         self.ledger = Ledger(trace, fleet) if resume is None else resume.ledger()
         self._record = None if record is None else Recorder(record)
         if self._record is not None and resume is None:
-            self._record.write(header(trace, fleet, engines.name, seed=seed, **(about or {})))
+            self._record.write(
+                header(trace, fleet, engines.name, seed=seed, vocabulary=vocabulary, **(about or {}))
+            )
         self._progress, self._resumed = progress, resume is not None
         self._seats: list[_Seat] = []
         self._shared: deque[list[int]] = deque()
@@ -156,7 +158,9 @@ class EngineBackend:
     def start(self, plan: Plan) -> None:
         """Get the engines, give them what is theirs while they stand still, and let them go together."""
         everyone = np.arange(self.trace.n_requests)
-        if not self._resumed:
+        if self._resumed:
+            self._note({"kind": "note", "t": self.ledger.now_s, "what": "taken up again", "date": utc()})
+        else:
             self._check(plan, everyone)
             self._note_plan(plan, everyone)
         self._sit_down()
@@ -300,25 +304,22 @@ class EngineBackend:
         return float(self.trace.arrival_s[requests].max())
 
     def _arm(self) -> None:
-        """Watch for the review points of the plan from now on."""
+        """Watch for the review points of the plan, as they are seen from when it took effect."""
         plan, ledger = self.ledger.plan, self.ledger
         assert plan is not None
-        left, now_s = int((~ledger.finished).sum()), ledger.now_s
         points = [*plan.review]
         if plan.deadline_s is not None:
             points.append(ReviewPoint("time", plan.deadline_s))
         self._watches = [
             _Watch(
                 point,
-                now_s < point.value if point.when == "time" else point.value < left,
-                ledger.generated < point.value,
+                point.value > ledger.then_s if point.when == "time" else point.value < ledger.left_then,
+                ledger.generated_then < point.value,
             )
             for point in points
         ]
         if plan.deadline_s is not None:
             self._watches[-1].armed = True
-        for seat in self._live():
-            seat.had_work = bool(ledger.places[seat.number].there or seat.queue)
 
     def _crossed(self) -> tuple[float, ReviewPoint] | None:
         """The first of the plan's review points that is reached, and when that was."""
@@ -341,7 +342,7 @@ class EngineBackend:
         """Whether an engine that had work has none, and another has."""
         places = self.ledger.places
         work = {seat.number: bool(places[seat.number].there or seat.queue) for seat in self._live()}
-        return any(work.values()) and any(seat.had_work and not work[seat.number] for seat in self._live())
+        return any(work.values()) and any(places[number].worked and not work[number] for number in work)
 
     def _state(self, now_s: float, reason: ReviewPoint) -> State:
         ledger = self.ledger
@@ -465,6 +466,7 @@ class EngineBackend:
         for seat in self._live():
             if seat.state == "open" and not seat.paused and seat.link is not None:
                 seat.link.send({"do": "pause"})
+                seat.owes, seat.heard_s = True, time.monotonic()
         while any(seat.state == "open" and not seat.paused for seat in self._live()):
             self._wait(REPORT_S)
 
@@ -475,6 +477,7 @@ class EngineBackend:
             keys = [ledger.key[one] for one in requests if ledger.engine_at(one) == seat.number]
             if keys and seat.link is not None and seat.state == "open":
                 seat.link.send({"do": "abort", "keys": keys})
+                seat.owes, seat.heard_s = True, time.monotonic()
         while any(ledger.key[one] is not None for one in requests):
             self._wait(REPORT_S)
 
@@ -532,7 +535,7 @@ class EngineBackend:
         self._note({"kind": "submit", "t": self._now_s(), "engine": seat.number, "items": items})
         assert seat.link is not None
         seat.link.send({"do": "submit", "requests": wanted})
-        seat.had_work, seat.heard_s = True, time.monotonic()
+        seat.heard_s = time.monotonic()
 
     # events ------------------------------------------------------------------------------------------
 
@@ -541,7 +544,8 @@ class EngineBackend:
 
     def _note(self, line: Line) -> None:
         """First what is known, then the file: what cannot be true is not recorded."""
-        self.ledger.apply(line)
+        if line["kind"] != "note":
+            self.ledger.apply(line)
         if self._record is not None:
             self._record.write(line)
 
@@ -606,12 +610,13 @@ class EngineBackend:
                 raise ReplayError(f"engine {number}: does not know submissions {event['absent']}")
             t = event["t"] - self._zero_s
             self._note({"kind": "abort", "t": t, "engine": number, "keys": event["keys"]})
+            seat.owes = False
         elif what == "rejected":
             (key, why), *_ = event["keys"]
             request = self.ledger.places[number].there.get(key)
             raise ReplayError(f"engine {number}: rejects request {request} ({why})")
         elif what == "paused":
-            seat.paused = True
+            seat.paused, seat.owes = True, False
         elif what == "asleep":
             if seat.link is not None and seat.state == "closing":
                 self.engines.give_back(seat.engine, seat.link)
@@ -622,12 +627,14 @@ class EngineBackend:
     def _died(self, seat: _Seat) -> None:
         """An engine is gone: as it was told, or it is started anew and gets its requests again."""
         if seat.state == "closing":
+            if seat.link is not None:
+                seat.link.kill()
             self._closed(seat)
             return
         assert seat.link is not None
-        why, was_there = seat.link.complaint(), seat.state == "open"
         seat.link.kill()
-        seat.link, seat.paused = None, True
+        why, was_there = seat.link.complaint(), seat.state == "open"
+        seat.link, seat.paused, seat.owes = None, True, False
         seat.deaths += 1
         t = self._now_s() if self._started else 0.0
         if self._started:
@@ -639,15 +646,14 @@ class EngineBackend:
             self._line_up()
 
     def _look_for_the_dead(self) -> None:
-        """Kill engines that have work and say nothing; that they died is heard like any death."""
+        """An engine that owes an answer or has work, and says nothing, is dead."""
         now = time.monotonic()
         for seat in self._seats:
-            place: Place = self.ledger.places[seat.number]
-            at_work = seat.state == "open" and bool(place.there) and not (seat.paused and self._standing)
+            works = seat.state == "open" and not seat.paused and bool(self.ledger.places[seat.number].there)
             patience_s = START_S if seat.state == "waking" else PATIENCE_S
-            waited_for = at_work or seat.state in ("waking", "closing")
+            waited_for = works or seat.owes or seat.state in ("waking", "closing")
             if waited_for and seat.link is not None and now - seat.heard_s > patience_s:
-                seat.link.kill()
+                self._died(seat)
 
 
 def _happened_s(event: Message) -> float:

@@ -47,6 +47,7 @@ class Place:
     steps: int = 0
     last_s: float = 0.0
     free_blocks: int = 0
+    worked: bool = False  # since the last plan
     there: dict[int, int] = field(default_factory=dict)  # key -> request, in order of submission
 
 
@@ -59,6 +60,7 @@ class Ledger:
         self.plan: Plan | None = None  # the last one
         self.first_plan: Plan | None = None
         self.planned = np.arange(n)  # the requests of the last plan
+        self.left_then, self.generated_then, self.then_s = n, np.zeros(n, dtype=np.int64), 0.0
         self.asked = trace.output_tokens.copy()
         self.tokens: list[list[int]] = [[] for _ in range(n)]
         self.generated = np.zeros(n, dtype=np.int64)
@@ -113,6 +115,8 @@ class Ledger:
             self.first_plan = plan
         else:
             self.reviews.append(Review(line["at"], ReviewPoint(*line["reason"]), plan, self.planned))
+        self.left_then, self.generated_then = int((~self.finished).sum()), self.generated.copy()
+        self.then_s = float(line["t"])
         self.engines = Fleet(self.fleet.profile, plan.engines, self.fleet.gpus)
         before = [place for place in self.places if place.index is not None]
         for place in before:
@@ -124,6 +128,8 @@ class Ledger:
                 found = Place(engine, shape.kv_capacity_tokens // shape.block_tokens, index)
                 self.places.append(found)
             found.index = index
+        for place in self.places:
+            place.worked = bool(place.there)
 
     def _open(self, line: Line) -> None:
         place = self.places[line["engine"]]
@@ -138,23 +144,24 @@ class Ledger:
                 raise ReplayError(f"request {request}: submitted while it is elsewhere, or finished")
             self.keys = max(self.keys, key + 1)
             self.key[request], self.engine[request] = key, number
-            self.places[number].there[key] = request
+            self.places[number].there[key], self.places[number].worked = request, True
             if (left := self._left.pop(request, None)) is not None and left[0] != number:
                 tokens = int(self.trace.context_tokens[request]) + len(self.tokens[request])
                 self._moves.append((request, left[0], number, left[1], line["t"], tokens, False))
 
     def _step(self, line: Line) -> None:
         number, begin_s = line["engine"], float(line["t"])
-        place, end_s = self.places[number], float(line["t"]) + float(line["s"])
+        place, end_s = self.places[number], begin_s + float(line["s"])
+        decided_s = max(begin_s, end_s - float(line["engine_s"]))  # later if it was told something before
         for key in line["out"]:
             request = self._there(place, key)
             self.preemptions[request] += 1
-            self._leave(request, begin_s)
+            self._leave(request, decided_s)
         for key in line["in"]:
             request = self._there(place, key)
-            self.running[request], self._since[request] = True, begin_s
+            self.running[request], self._since[request] = True, decided_s
             if np.isnan(self.start_s[request]):
-                self.start_s[request] = begin_s
+                self.start_s[request] = decided_s
         self._log.append((number, place.steps, begin_s, line["run"], line["kv"]))
         place.steps, place.last_s, place.free_blocks = place.steps + 1, end_s, line["free"]
         for key, *new in line["new"]:
@@ -189,6 +196,7 @@ class Ledger:
             self._gone(place, key)
 
     def _end(self, line: Line) -> None:
+        self.left_then -= len(line["requests"])  # it is by a plan that they end so
         for request in line["requests"]:
             self._left.pop(request, None)
             self._finish(request, line["t"], completed=line["completed"])

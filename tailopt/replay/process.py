@@ -60,11 +60,11 @@ class WorkerProcess:
         assert self.process.stdout is not None
         self._in, self._out = self.process.stdin, self.process.stdout
         os.set_blocking(self._out.fileno(), False)
-        self._rest, self._over = b"", False
+        self._rest, self._over, self._words = b"", False, ""
 
     def send(self, message: Message) -> None:
         """Give a command."""
-        with contextlib.suppress(BrokenPipeError):  # it died; reading says so
+        with contextlib.suppress(BrokenPipeError, ValueError):  # it died; reading says so
             self._in.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
             self._in.flush()
 
@@ -85,22 +85,32 @@ class WorkerProcess:
         try:
             events: list[Message] = [json.loads(line) for line in lines]
         except ValueError:
-            self.kill()
-            events = []
-            self._over = True
+            events, self._over = [], True  # it makes no sense: as good as dead
         return [*events, {"event": "died", "t": time.monotonic()}] if self._over else events
 
     def kill(self) -> None:
         """SIGKILL to it and to what it started."""
+        if self.said.closed:
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, 9)
         self.process.wait()
+        self.complaint()
+        self.said.close()
+        self._out.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._in.close()
+        self._over = True
 
     def complaint(self) -> str:
         """The last line of its standard error."""
-        self.said.seek(0)
-        lines = self.said.read()[-4000:].decode(errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else f"exit code {self.process.wait()}"
+        if not self.said.closed:
+            self.said.seek(0)
+            lines = self.said.read()[-4000:].decode(errors="replace").strip().splitlines()
+            code = self.process.poll()
+            ended = "ended" if code is None or code >= 0 else f"killed by signal {-code}"
+            self._words = lines[-1].strip() if lines else ended
+        return self._words
 
 
 def wait_for_any(links: Sequence[Link], timeout_s: float | None) -> list[Link]:

@@ -53,9 +53,14 @@ def header(trace: Trace, fleet: Fleet, backend: str, **more: Any) -> dict[str, A
             "python": platform.python_version(),
         },
         "command": sys.argv,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "date": utc(),
         **more,
     }
+
+
+def utc() -> str:
+    """The date and time now."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _processor() -> str:
@@ -91,6 +96,7 @@ class Recorder:
             while data:
                 data = data[self._file.write(data) :]
         except OSError as error:
+            self.close()
             raise ReplayError(f"{self.path}: cannot be written ({error.strerror})") from None
 
     def close(self) -> None:

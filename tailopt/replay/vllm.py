@@ -137,9 +137,11 @@ class VllmEngines:
             link = idle.pop()
             link.send({"do": "wake"})
             return link
-        configuration = json.dumps(self.configuration(engine))
-        # -P: the worker's folder must not be searched for modules
-        return WorkerProcess([self.python, "-P", str(WORKER), configuration])
+        return WorkerProcess(self.command(engine))
+
+    def command(self, engine: Engine) -> list[str]:
+        """What starts its worker; ``-P`` as the worker's folder must not be searched for modules."""
+        return [self.python, "-P", str(WORKER), json.dumps(self.configuration(engine))]
 
     def warm(self, engines: Iterable[Engine]) -> None:
         """Start engines ahead of time, and keep such ones asleep whenever a switch closes them."""

@@ -1,0 +1,544 @@
+"""The driver's part of a replay, on engines that only pretend (fake_worker.py): they run everywhere."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_worker import next_token
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailopt.drive import drive
+from tailopt.engine.profile import EngineProfile, ShapeProfile
+from tailopt.engine.step_time import Affine
+from tailopt.errors import InputError
+from tailopt.plan import DROPPED, SHARED_QUEUE, Engine, Fleet, Plan, Policy, ReviewPoint, View
+from tailopt.plan_file import plan_from_json
+from tailopt.replay import backend as backend_module
+from tailopt.replay.backend import EngineBackend
+from tailopt.replay.errors import ReplayError
+from tailopt.replay.execute import execute, resume
+from tailopt.replay.ledger import trace_of
+from tailopt.replay.prompts import prompts
+from tailopt.replay.recorder import Record, read_record
+from tailopt.replay.vllm import VllmEngines, vllm_python
+from tailopt.run import Run
+from tailopt.simulate.reference import simulate_reference
+from tailopt.trace import Trace
+
+FAKE = Path(__file__).with_name("fake_worker.py")
+STEP_S, REQUEST_S = 4e-4, 2e-5
+
+
+def shape(tp: int) -> ShapeProfile:
+    return ShapeProfile(
+        tp=tp,
+        step_time=Affine(STEP_S, REQUEST_S, 0.0),
+        prefill_tokens_per_s=1e9,
+        kv_capacity_tokens=512,
+        max_running=6,
+        token_budget=64,
+        block_tokens=16,
+        prefix_caching=False,
+    )
+
+
+PROFILE = EngineProfile(
+    "fake", "none", "none", "none", "fake", "1", "2026-01-31", ("none",), "CC0-1.0", 1,
+    {tp: shape(tp) for tp in (1, 2)},
+)  # fmt: skip
+FLEET = Fleet.of(PROFILE, "2xTP1")
+
+
+class Fakes(VllmEngines):
+    """Engines that pretend, with the faults that ``more`` says."""
+
+    name = "fake 1"
+
+    def __init__(self, profile: EngineProfile = PROFILE, **options: Any) -> None:
+        super().__init__(profile, python=sys.executable, **options)
+
+    def command(self, engine: Engine) -> list[str]:
+        config = {"step_s": STEP_S, "request_s": REQUEST_S, **self.configuration(engine)}
+        return [sys.executable, str(FAKE), json.dumps(config)]
+
+
+@cache
+def fakes() -> Fakes:
+    """For tests without faults: their processes are kept from one to the next."""
+    return Fakes()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _end_fakes() -> Any:
+    yield
+    fakes().close()
+
+
+def greedy(prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+def check(run: Run, trace: Trace, record: Record, *, all_complete: bool = True) -> None:
+    """What must hold of every replay."""
+    ledger = record.ledger()
+    again = ledger.run(run.backend)
+    for name in (
+        "engine",
+        "start_s",
+        "first_token_s",
+        "finish_s",
+        "output_tokens",
+        "preemptions",
+        "completed",
+    ):
+        assert np.array_equal(getattr(run, name), getattr(again, name), equal_nan=name.endswith("_s")), name
+    assert ledger.tokens == [
+        greedy(prompt, len(tokens)) for prompt, tokens in zip(prompts(trace), ledger.tokens, strict=True)
+    ]
+    assert (run.output_tokens <= trace.output_tokens).all()
+    if all_complete:
+        assert run.completed.all()
+        assert (run.output_tokens == trace.output_tokens).all()
+    got = np.zeros(trace.n_requests, dtype=np.int64)
+    key_of = {key: one for line in record.lines if line["kind"] == "submit" for key, one in line["items"]}
+    for step in record.steps():
+        for key, *tokens in step["new"]:
+            got[key_of[key]] += len(tokens)
+        assert step["n"] <= step["run"] <= 6
+        assert step["kv"] <= 512
+    assert (got == run.output_tokens).all()
+    for engine in range(len(run.engines)):
+        mine = run.log.engine == engine
+        assert (np.diff(run.log.time_s[mine]) >= -1e-9).all()
+        assert (np.diff(run.log.step[mine]) >= 0).all()
+    for column in (run.stays.end_s - run.stays.start_s, run.moves.end_s - run.moves.start_s):
+        assert (column >= -1e-9).all()
+    ran = run.output_tokens > 0
+    assert (run.start_s[ran] <= run.first_token_s[ran]).all()
+    assert (run.first_token_s[ran] <= run.finish_s[ran]).all()
+    assert record.last is not None
+    assert record.last["complete"]
+
+
+def play(
+    trace: Trace, policy: Policy, tmp: Path, engines: VllmEngines | None = None, fleet: Fleet = FLEET
+) -> tuple[Run, Record]:
+    path = tmp / "record.jsonl"
+    path.unlink(missing_ok=True)
+    run = execute(trace, fleet, policy, View.at_start(trace, fleet), engines or fakes(), record=path)
+    return run, read_record(path)
+
+
+def queues(*parts: Any, **more: Any) -> Policy:
+    return lambda view: replace(Plan.of_queues(view.fleet.engines, parts), **more)
+
+
+traces = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3), min_size=1, max_size=4).flatmap(
+    lambda groups: st.lists(st.integers(0, 90), min_size=len(groups), max_size=len(groups)).map(
+        lambda prompt: Trace.of(groups, prompt_tokens=prompt)
+    )
+)
+
+
+class Whims:
+    """A policy that answers each review with any valid plan, drops included; at most three reviews.
+
+    It draws by itself: how many requests are left at a review is a matter of time.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.left = np.random.default_rng(seed), 3
+
+    def __call__(self, view: View) -> Plan:
+        rng, n = self.rng, view.n_requests
+        start = view.now_s == 0
+        self.left -= 1
+        fleets = [FLEET.engines, (Engine(2),), (Engine(1, max_running=2, gpus=(0,)), Engine(1))]
+        engines = fleets[0 if start else rng.integers(3)]
+        points = [
+            ReviewPoint("unfinished", int(rng.integers(1, 9))),
+            ReviewPoint("tokens", int(rng.integers(1, 41))),
+            ReviewPoint("idle"),
+            ReviewPoint("time", float(rng.uniform(0, 0.02))),
+        ]
+        return Plan(
+            engines,
+            rng.integers(SHARED_QUEUE if start or rng.random() < 0.7 else DROPPED, len(engines), size=n),
+            rng.permutation(n),
+            atomic=bool(rng.integers(2)),
+            review=tuple(points[i] for i in rng.integers(4, size=2)) if self.left > 0 else (),
+            max_tokens=rng.integers(1, 41, size=n) if rng.random() < 0.3 else None,
+            deadline_s=float(rng.uniform(0.001, 0.1)) if rng.random() < 0.3 else None,
+        )
+
+
+@settings(max_examples=30)
+@given(trace=traces, seed=st.integers(0, 2**32))
+def test_any_policy_conserves_tokens(
+    trace: Trace, seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Moves, switches, drops, limits, deadlines: the tokens are those of an undisturbed engine, each once."""
+    run, record = play(trace, Whims(seed), tmp_path_factory.getbasetemp())
+    check(run, trace, record, all_complete=False)
+    limit = trace.output_tokens.copy()
+    for line in record.lines:
+        if line["kind"] == "plan":
+            plan, request = plan_from_json(line["plan"]), line["request"]
+            limit[request] = trace.output_tokens[request]
+            if plan.max_tokens is not None:
+                limit[request] = np.minimum(limit[request], plan.max_tokens)
+    assert (run.completed <= (run.output_tokens >= np.minimum(limit, trace.output_tokens))).all()
+
+
+@settings(max_examples=25)
+@given(trace=traces, seed=st.integers(0, 99))
+def test_schedules_as_simulated(trace: Trace, seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With its own queues an engine takes the very steps that are predicted; only time may differ."""
+    rng = np.random.default_rng(seed)
+    plan = Plan(FLEET.engines, rng.integers(2, size=trace.n_requests), rng.permutation(trace.n_requests))
+    run, record = play(trace, lambda _: plan, tmp_path_factory.getbasetemp())
+    check(run, trace, record)
+    predicted = simulate_reference(trace, FLEET, plan)
+    for column in ("engine", "step", "running", "kv_tokens"):
+        assert np.array_equal(getattr(run.log, column), getattr(predicted.log, column)), column
+    assert np.array_equal(run.preemptions, predicted.preemptions)
+
+
+BATCH = Trace.of([[30, 50], [7, 9], [100, 20], [40, 45]], prompt_tokens=20)
+
+
+def test_preempts(tmp_path: Path) -> None:
+    """More context than the cache holds."""
+    trace = Trace.of([[150, 160, 170, 180]], prompt_tokens=20)
+    run, record = play(trace, queues([0, 1, 2, 3], []), tmp_path)
+    check(run, trace, record)
+    assert run.preemptions.sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("point", "least_reviews"),
+    [
+        (ReviewPoint("unfinished", 3), 1),
+        (ReviewPoint("tokens", 25), 1),
+        (ReviewPoint("idle"), 1),
+        (ReviewPoint("time", 0.01), 1),
+    ],
+)
+def test_review_points(point: ReviewPoint, least_reviews: int, tmp_path: Path) -> None:
+    seen: list[View] = []
+
+    def swap(view: View) -> Plan:
+        """Everybody to the other engine."""
+        seen.append(view)
+        if view.now_s == 0:
+            return queues([0, 1, 2, 3], [4, 5, 6, 7], review=(point,))(view)
+        return Plan(view.fleet.engines, 1 - view.engine, np.arange(view.n_requests))
+
+    run, record = play(BATCH, swap, tmp_path)
+    check(run, BATCH, record)
+    assert len(run.reviews) == len(seen) - 1 >= least_reviews
+    now = seen[1]
+    assert run.reviews[0].reason == point
+    assert (
+        run.moves.request == now.request[now.running][np.argsort(now.engine[now.running], kind="stable")]
+    ).sum() >= 0
+    assert set(run.moves.request.tolist()) == set(now.request[now.running].tolist())
+    if point.when == "unfinished":
+        assert now.n_requests <= 3
+    if point.when == "tokens":
+        assert now.generated_tokens.max() >= 25
+    if point.when == "idle":
+        assert len(set(now.engine.tolist())) == 1
+    if point.when == "time":
+        assert now.now_s == 0.01
+
+
+def test_what_stays_is_left_alone(tmp_path: Path) -> None:
+    """A plan that leaves everybody where they run moves nobody."""
+
+    def stay(view: View) -> Plan:
+        if view.now_s == 0:
+            return queues([0, 1, 2, 3], [4, 5, 6, 7], review=(ReviewPoint("tokens", 5), ReviewPoint("idle")))(
+                view
+            )
+        engine_of = view.engine if view.n_requests % 2 else np.full(view.n_requests, SHARED_QUEUE)
+        return Plan(view.fleet.engines, engine_of, np.arange(view.n_requests))
+
+    run, record = play(BATCH, stay, tmp_path)
+    check(run, BATCH, record)
+    assert run.reviews
+    assert not len(run.moves.request)
+    assert not any(line["kind"] == "abort" for line in record.lines)
+
+
+def test_switch(tmp_path: Path) -> None:
+    """Two engines become one, and its parts are timed; kept engines wake at once."""
+
+    def merge(view: View) -> Plan:
+        if view.now_s == 0:
+            return queues([0, 1, 2, 3], [4, 5, 6, 7], review=(ReviewPoint("unfinished", 4),))(view)
+        return Plan((Engine(2),), np.zeros(view.n_requests, dtype=int), np.arange(view.n_requests))
+
+    with Fakes() as engines:
+        run, record = play(BATCH, merge, tmp_path, engines)
+    check(run, BATCH, record)
+    assert [engine.tp for engine in run.engines] == [1, 1, 2]
+    spans = run.spans
+    (review,) = run.reviews
+    assert spans.open_s[:2].tolist() == [0, 0]
+    assert (spans.close_s[:2] >= review.time_s).all()
+    assert (spans.sleep_s[:2] > 0).all()
+    assert spans.wake_s[2] > 0
+    assert spans.open_s[2] >= (spans.close_s + spans.sleep_s)[:2].max() + spans.wake_s[2] - 0.05
+    assert (run.engine[review.request] == 2).all()
+    cold_s = float(spans.wake_s[2])
+
+    with Fakes() as engines:
+        engines.warm([replace(Engine(2), gpus=(0, 1))])
+        time.sleep(2 * cold_s)
+        warm, record = play(BATCH, merge, tmp_path, engines)
+        check(warm, BATCH, record)
+        assert warm.spans.wake_s[2] < cold_s / 2
+
+
+def test_shared_queue_and_arrivals(tmp_path: Path) -> None:
+    """Engines pull in order, never more than they may run, and nobody starts before its arrival."""
+    trace = replace(BATCH, arrival_s=np.array([0, 0, 0.005, 0.005, 0.01, 0.01, 0.08, 0.08]))
+    plan = Plan((replace(FLEET.engines[0], max_running=1), replace(FLEET.engines[1], max_running=2)),
+                np.full(8, SHARED_QUEUE), np.arange(8))  # fmt: skip
+    run, record = play(trace, lambda _: plan, tmp_path)
+    check(run, trace, record)
+    assert (run.start_s >= trace.arrival_s).all()
+    pulled = [item[1] for line in record.lines if line["kind"] == "submit" for item in line["items"]]
+    assert pulled == list(range(8))
+    for engine, most in enumerate((1, 2)):
+        assert run.log.running[run.log.engine == engine].max() <= most
+
+
+def test_groups_are_pulled_whole(tmp_path: Path) -> None:
+    plan = Plan(FLEET.engines, np.full(8, SHARED_QUEUE), np.arange(8), atomic=True)
+    run, record = play(BATCH, lambda _: plan, tmp_path)
+    check(run, BATCH, record)
+    assert (run.engine[::2] == run.engine[1::2]).all()
+
+
+def test_given_up(tmp_path: Path) -> None:
+    """A limit ends a response as asked for, a deadline does not."""
+    limits = np.array([5, 50, 7, 9, 100, 20, 40, 45])
+    trace = replace(BATCH, output_tokens=np.where(BATCH.output_tokens == 100, 400, BATCH.output_tokens))
+    policy = queues(
+        [0, 1, 2, 3], [4, 5, 6, 7], max_tokens=np.where(limits == 100, 400, limits), deadline_s=0.12
+    )
+    run, record = play(trace, policy, tmp_path)
+    check(run, trace, record, all_complete=False)
+    assert run.completed.tolist() == [True] * 4 + [False] + [True] * 3
+    assert run.output_tokens[0] == 5
+    assert 0 < run.output_tokens[4] < 400
+    assert abs(run.finish_s[4] - 0.12) < 0.05
+    measured = trace_of(run, trace)
+    assert measured.capped.tolist() == (~run.completed).tolist()
+    assert measured.output_tokens.tolist() == run.output_tokens.tolist()
+
+
+# What goes wrong -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["die", "nonsense", "hang"])
+def test_an_engine_dies_once(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is started anew, its requests go on with their tokens, and nothing is counted twice."""
+    monkeypatch.setattr(backend_module, "PATIENCE_S", 2.0)
+    more = {"fault": fault, "after": 20, "once": str(tmp_path / "once")}
+    with Fakes(more=more) as engines:
+        run, record = play(BATCH, queues([0, 1, 2, 3], [4, 5, 6, 7]), tmp_path, engines)
+    check(run, BATCH, record)
+    (lost,) = [line for line in record.lines if line["kind"] == "lost"]
+    assert run.preemptions.sum() > 0
+    submitted = [
+        line for line in record.lines if line["kind"] == "submit" and line["engine"] == lost["engine"]
+    ]
+    assert len(submitted) == 2
+
+
+def test_an_engine_dies_in_a_review(tmp_path: Path) -> None:
+    def swap(view: View) -> Plan:
+        if view.now_s == 0:
+            return queues([0, 1, 2, 3], [4, 5, 6, 7], review=(ReviewPoint("tokens", 20),))(view)
+        for pid in (tmp_path / "pids").iterdir():
+            os.kill(int(pid.name), signal.SIGKILL)
+        return Plan(view.fleet.engines, 1 - view.engine, np.arange(view.n_requests))
+
+    (tmp_path / "pids").mkdir()
+    with Fakes(more={"pids": str(tmp_path / "pids")}) as engines:
+        run, record = play(BATCH, swap, tmp_path, engines)
+    check(run, BATCH, record)
+    assert sum(line["kind"] == "lost" for line in record.lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"fault": "die", "after": 3}, "died"),
+        ({"fault": "short", "after": 0}, "ended request"),
+        ({"fault": "stranger", "after": 5}, "999"),
+        ({"fault": "stillborn"}, "no memory for the model"),
+        ({"max_model_len": 60}, "rejects request"),
+    ],
+)
+def test_an_engine_goes_wrong(more: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """One line that says what; and the record says that it is incomplete, and why."""
+    with Fakes(more=more) as engines, pytest.raises(ReplayError, match=message) as caught:
+        play(BATCH, queues([0, 1, 2, 3], [4, 5, 6, 7]), tmp_path, engines)
+    assert "\n" not in str(caught.value)
+    record = read_record(tmp_path / "record.jsonl")
+    assert record.last is not None
+    assert not record.last["complete"]
+    assert message in record.last["why"]
+    with pytest.raises(ReplayError, match=r"incomplete, \d requests"):
+        record.run()
+    with Fakes() as engines:
+        resume(tmp_path / "record.jsonl", queues([]), View.at_start(BATCH, FLEET), engines)
+    mended = read_record(tmp_path / "record.jsonl")
+    check(mended.run(), BATCH, mended)
+
+
+def test_disk_full() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    with pytest.raises(ReplayError, match="No space left"):
+        EngineBackend(BATCH, FLEET, fakes(), record="/dev/full")
+
+
+def test_refuses(tmp_path: Path) -> None:
+    everyone = [0, 1, 2, 3], [4, 5, 6, 7]
+    (tmp_path / "there").touch()
+    with pytest.raises(InputError, match="exists, expected a new file"):
+        execute(
+            BATCH, FLEET, queues(*everyone), View.at_start(BATCH, FLEET), fakes(), record=tmp_path / "there"
+        )
+    with pytest.raises(InputError, match="cannot send their KV cache"):
+        play(BATCH, queues(*everyone, move="migrate"), tmp_path)
+    long = replace(BATCH, output_tokens=BATCH.output_tokens * 9)
+    with pytest.raises(InputError, match="request 4: has 920 tokens with its prompt, engine 0 holds 512"):
+        play(long, queues(*everyone), tmp_path)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_record(tmp_path / "none")
+    (tmp_path / "text").write_text("no record\n")
+    with pytest.raises(InputError, match="line 1: expected a JSON object"):
+        read_record(tmp_path / "text")
+    with pytest.raises(InputError, match="expected a Python interpreter"):
+        vllm_python(tmp_path / "none")
+
+
+# Interruptions ---------------------------------------------------------------------------------------
+
+DRIVER = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from test_replay import BATCH, FLEET, Fakes, three_plans
+from tailopt.plan import View
+from tailopt.replay.execute import execute
+with Fakes(more={{"step_s": 4e-3}}) as engines:
+    execute(BATCH, FLEET, three_plans, View.at_start(BATCH, FLEET), engines, record={record!r})
+"""
+
+
+def three_plans(view: View) -> Plan:
+    """Everybody changes engines when six, then when three are left."""
+    review = (ReviewPoint("unfinished", 6 if view.n_requests > 6 else 3),)
+    if view.now_s == 0:
+        return queues([0, 1, 2, 3], [4, 5, 6, 7], review=review)(view)
+    engine_of = np.where(view.engine == 0, 1, 0)
+    return Plan(view.fleet.engines, engine_of, np.arange(view.n_requests), review=review)
+
+
+@pytest.mark.parametrize("lines", [9, 40, 70, 100])
+def test_killed_and_resumed(lines: int, tmp_path: Path) -> None:
+    """The driver is killed at any moment; another one goes on from what it had written."""
+    path = tmp_path / "record.jsonl"
+    code = DRIVER.format(tests=str(FAKE.parent), record=str(path))
+    with subprocess.Popen([sys.executable, "-c", code]) as driver:
+        while driver.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < lines):
+            time.sleep(0.002)
+        driver.kill()
+    with path.open("ab") as file:
+        file.write(b'{"kind":"step","eng')  # a line that it was about to write
+    cut = read_record(path)
+    assert cut.last is None
+    before = cut.ledger()
+    run = resume(path, three_plans, View.at_start(BATCH, FLEET), fakes())
+    record = read_record(path)
+    check(run, BATCH, record)
+    assert not before.all_finished
+    assert len(run.reviews) == 2
+    assert all(new[: len(old)] == old for old, new in zip(before.tokens, record.ledger().tokens, strict=True))
+    done = before.finished
+    assert np.array_equal(run.finish_s[done], before.finish_s[done])
+    assert resume(path, three_plans, View.at_start(BATCH, FLEET), fakes()).makespan_s == run.makespan_s
+
+
+def test_interrupted_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, twice."""
+    monkeypatch.setattr(backend_module, "REPORT_S", 0.02)
+    path, view = tmp_path / "record.jsonl", View.at_start(BATCH, FLEET)
+
+    def interrupt(now_s: float, left: Any) -> None:
+        if now_s > 0.02:
+            raise KeyboardInterrupt
+
+    with Fakes() as engines:
+        with pytest.raises(KeyboardInterrupt):
+            execute(BATCH, FLEET, three_plans, view, engines, record=path, progress=interrupt)
+        assert not read_record(path).last["complete"]  # type: ignore[index]
+        with pytest.raises(KeyboardInterrupt):
+            resume(path, three_plans, view, engines, progress=interrupt)
+        run = resume(path, three_plans, view, engines)
+    check(run, BATCH, read_record(path))
+
+
+def test_resumes_its_own_batch_only(tmp_path: Path) -> None:
+    path, other = tmp_path / "record.jsonl", Trace.of([[3, 5]])
+    execute(BATCH, FLEET, three_plans, View.at_start(BATCH, FLEET), fakes(), record=path)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:20]))
+    with pytest.raises(InputError, match="another batch"):
+        resume(path, three_plans, View.at_start(other, FLEET), fakes())
+
+
+def test_a_state_is_what_a_policy_sees(tmp_path: Path) -> None:
+    """At a review, waiting ones are where they wait."""
+    fleet = Fleet(PROFILE, tuple(replace(engine, max_running=1) for engine in FLEET.engines), 2)
+    plan = replace(
+        Plan.of_queues(fleet.engines, [[0, 1, 2], [4, 5]], [3, 6, 7]), review=(ReviewPoint("tokens", 3),)
+    )
+    with EngineBackend(BATCH, fleet, fakes()) as backend:
+        backend.start(plan)
+        state = backend.until_review()
+        assert state is not None
+        backend.change(Plan(fleet.engines, np.zeros(8, dtype=int), np.arange(8)), np.arange(8))
+        assert backend.until_review() is None
+        run = backend.run()
+    assert state.engine.tolist() == [0, 0, 0, -1, 1, 1, -1, -1]
+    assert state.generated.max() >= 3
+    assert state.running[state.generated > 0].all()
+    assert set(np.flatnonzero(state.running).tolist()) <= {0, 4}
+    assert (run.output_tokens == BATCH.output_tokens).all()
+    assert (run.engine == 0).all()
+
+
+def test_drive_needs_nothing_else() -> None:
+    with EngineBackend(BATCH, FLEET, fakes()) as backend:
+        run = drive(backend, queues([0, 1, 2, 3], [4, 5, 6, 7]), View.at_start(BATCH, FLEET))
+    assert run.completed.all()
