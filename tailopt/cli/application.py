@@ -10,6 +10,7 @@ from tailopt.cli.compare import compare
 from tailopt.cli.convert import convert
 from tailopt.cli.errors import check_streams, plain_errors
 from tailopt.cli.listings import engines, policies, traces
+from tailopt.cli.oracle import oracle
 
 app = typer.Typer(
     help="Compare scheduling policies for LLM RL rollouts against a certified optimum, on real traces.",
@@ -20,6 +21,7 @@ app = typer.Typer(
 
 COMMANDS = (
     compare,
+    oracle,
     traces,
     engines,
     policies,

@@ -1,13 +1,12 @@
 """``tailopt convert``: a trace of any known format as Parquet or CSV."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tailopt.cli.errors import plain_errors
-from tailopt.cli.inputs import read_traces
+from tailopt.cli.inputs import check_target, read_traces
 from tailopt.cli.options import CapOption, FormatOption, SkipOption, TokenizerOption
 
 
@@ -24,22 +23,8 @@ def convert(
     with plain_errors():
         from tailopt.trace.reading import write_trace
 
-        _check_target(out, sources, force)
+        check_target(out, sources, force)
         rollouts, notes = read_traces(sources, format_, cap, skip_bad, tokenizer)
         write_trace(rollouts, out)
         for line in (f"{out}: {rollouts.n_requests} responses to {rollouts.n_prompts} prompts", *notes):
             typer.echo(line, err=True)
-
-
-def _check_target(out: Path, sources: Sequence[str], force: bool) -> None:
-    """Refuse to write over what is read, or, unless told to, over anything."""
-    from tailopt.errors import InputError
-    from tailopt.files import is_file, is_folder
-
-    if not is_file(out):
-        return
-    for source in map(Path, sources):
-        if (is_file(source) and source.samefile(out)) or (is_folder(source) and source.samefile(out.parent)):
-            raise InputError(f"{out}: is also read, expected another file to write")
-    if not force:
-        raise InputError(f"{out}: exists, expected a new file, or --force to overwrite it")

@@ -1,6 +1,7 @@
 """From options to what they name: traces and fleets."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailopt.cli.options import DEFAULT_GPUS, MOST_GPUS
@@ -100,3 +101,17 @@ def fleet_of(engine: str, shape: str | None, gpus: int | None) -> "Fleet":
             f"--gpus: engine {profile.name!r} needs at least {smallest} GPUs (TP{smallest}), got {gpus}"
         )
     return Fleet.of(profile, f"{gpus // smallest}xTP{smallest}", gpus)
+
+
+def check_target(out: Path, sources: Sequence[str], force: bool) -> None:
+    """Refuse to write over what is read, or, unless told to, over anything."""
+    from tailopt.errors import InputError
+    from tailopt.files import is_file, is_folder
+
+    if not is_file(out):
+        return
+    for source in map(Path, sources):
+        if (is_file(source) and source.samefile(out)) or (is_folder(source) and source.samefile(out.parent)):
+            raise InputError(f"{out}: is also read, expected another file to write")
+    if not force:
+        raise InputError(f"{out}: exists, expected a new file, or --force to overwrite it")

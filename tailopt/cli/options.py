@@ -13,6 +13,10 @@ FORMAT_NAMES = (
 )  # fmt: skip
 """The keys of :data:`tailopt.trace.formats.FORMATS`, which is not imported for help."""
 
+METHOD_NAMES = ("staircase", "search", "lagrangian", "dp", "cpsat", "highs", "scip")
+"""The keys of :data:`tailopt.oracle.solve.METHODS`, which is not imported for help."""
+
+DEFAULT_METHOD = "search"
 DEFAULT_GPUS = 8
 MOST_GPUS = 99_999
 

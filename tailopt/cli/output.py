@@ -10,25 +10,35 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+INSIST_S = 2.0  # after which Ctrl-C is raised again: a compiler at work may have dropped it
+
+
 @contextlib.contextmanager
 def interrupts() -> Iterator[Callable[[], None]]:
     """Yield what raises if Ctrl-C was pressed before: a solver that is interrupted keeps its plan."""
     came: list[int] = []
+    alarm = getattr(signal, "SIGALRM", None)  # there is none on Windows
 
     def handle(number: int, _: object) -> None:
         came.append(number)
+        if alarm is not None:
+            signal.setitimer(signal.ITIMER_REAL, INSIST_S)
         raise KeyboardInterrupt
 
     def check() -> None:
         if came:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, handle)
+    numbers = [signal.SIGINT] if alarm is None else [signal.SIGINT, alarm]
+    before = [signal.signal(number, handle) for number in numbers]
     try:
         yield check
         check()
     finally:
-        signal.signal(signal.SIGINT, before)
+        if alarm is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -54,6 +64,21 @@ def progress_bar(
             bar.update(task, completed=done, total=total)
 
         yield advance
+
+
+@contextlib.contextmanager
+def spinner(what: str, *, show: bool) -> Iterator[Callable[[str], None]]:
+    """What is going on and for how long, on stderr, if that is a terminal; yields what to call with news."""
+    if not (show and sys.stderr.isatty()):
+        yield lambda news: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as line:
+        task = line.add_task(what, total=None)
+        yield lambda news: line.update(task, description=news)
 
 
 def print_all(renderables: Sequence["RenderableType"]) -> None:
