@@ -9,6 +9,7 @@ import typer
 from tailopt.cli.compare import compare
 from tailopt.cli.convert import convert
 from tailopt.cli.errors import check_streams, plain_errors
+from tailopt.cli.fit import fit
 from tailopt.cli.listings import engines, policies, traces
 from tailopt.cli.oracle import oracle
 
@@ -26,6 +27,7 @@ COMMANDS = (
     engines,
     policies,
     convert,
+    fit,
 )
 """In the order of the help."""
 
