@@ -1,4 +1,4 @@
-"""The scripts in papers/: they run, they compute what they say, and their pages give their numbers."""
+"""The scripts in papers/ and benchmarks/simulators: they run, and compute what their pages say."""
 
 import importlib.util
 import re
@@ -12,17 +12,22 @@ import pytest
 from tailopt.engine.profile import ShapeProfile
 from tailopt.engine.step_time import Affine
 
-CLOSED_LOOP = Path(__file__).parent.parent / "papers" / "closed_loop"
+ROOT = Path(__file__).parent.parent
+CLOSED_LOOP = ROOT / "papers" / "closed_loop"
+
+
+def loaded(name: str, file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def closed_loop() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("closed_loop_table", CLOSED_LOOP / "table.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["closed_loop_table"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("closed_loop_table", CLOSED_LOOP / "table.py")
 
 
 def shape(kv_capacity_tokens: int = 10**6) -> ShapeProfile:
@@ -65,3 +70,17 @@ def test_the_page_gives_the_numbers(closed_loop: ModuleType) -> None:
     in_sample = table.filter(table["fitted_on"] == "all")
     median = {name: in_sample[f"{name}_tpot"].abs().median() for name in closed_loop.PREDICTIONS}
     assert median["benchmark"] < median["steady"] < median["naive"]
+
+
+def test_our_side_of_the_simulators_benchmark() -> None:
+    """Steps of constant time and room for all: a request ends with the step that its length says."""
+    script = loaded("simulators_run", ROOT / "benchmarks" / "simulators" / "run.py")
+    case = script.Case.of(30, 3, script.ROOMY)
+    found = script.tailopt_case(case, least_s=0)
+    assert found["finish_s"] == pytest.approx([case.step_s * length for length in case.output_tokens])
+    row = script.cells(case, found, found, limit_s=1.0)
+    assert f"| {max(case.output_tokens):,} | {np.mean(case.output_tokens):,.1f} | 0 |" in row
+    assert "> 1 " in script.cells(case, found | {"error": "out of time"}, found, limit_s=1.0)
+    grown = script.growth_case(200, script.TIGHT, "shared")
+    assert 0 < grown["use"] < 1
+    assert grown["peak_mb"] >= grown["before_mb"] > 10
