@@ -13,8 +13,12 @@ from typing import Protocol
 import numpy as np
 
 from tailopt.arrays import Bools, Ints
+from tailopt.errors import InputError
 from tailopt.plan import DROPPED, Fleet, Plan, Policy, ReviewPoint, View
 from tailopt.run import Run
+
+MOST_IDLE_REVIEWS = 1000
+"""Reviews in a row between which no token may have been generated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,15 +73,36 @@ def drive(backend: Backend, policy: Policy, view: View) -> Run:
     plan = policy(view)
     plan.check(view)
     backend.start(plan)
+    tokens = reviews = 0
     while (state := backend.until_review()) is not None:
-        now = view_at(view, state)
-        assert now.request is not None
         if plan.deadline_s is not None and state.now_s >= plan.deadline_s:
-            plan = _given_up(now)
+            plan, request = _given_up(state)
         else:
-            plan = policy(now)
+            now = view_at(view, state)
+            assert now.request is not None
+            plan, request = policy(now), now.request
             plan.check(now)
-        backend.change(plan, now.request)
+        backend.change(plan, request)
+        reviews = 0 if state.generated.sum() > tokens else reviews + 1
+        tokens = state.generated.sum()
+        if reviews > MOST_IDLE_REVIEWS:
+            raise InputError(
+                f"policy: {reviews} reviews without a token between, the last at {state.now_s} s"
+            )
+    return backend.run()
+
+
+def follow(backend: Backend, plan: Plan) -> Run:
+    """Carry out one plan from the start to the end, or to its deadline.
+
+    Raises:
+        InputError: if it cannot be carried out, or has review points.
+    """
+    if plan.review:
+        raise InputError(f"plan: review point {plan.review[0].when!r}: expected none without a policy to ask")
+    backend.start(plan)
+    while (state := backend.until_review()) is not None:
+        backend.change(*_given_up(state))
     return backend.run()
 
 
@@ -106,6 +131,7 @@ def view_at(start: View, state: State) -> View:
     )
 
 
-def _given_up(view: View) -> Plan:
-    n = view.n_requests
-    return Plan(view.fleet.engines, np.full(n, DROPPED), np.arange(n), note="deadline")
+def _given_up(state: State) -> tuple[Plan, Ints]:
+    left = np.flatnonzero(~state.finished)
+    nowhere, order = np.full(len(left), DROPPED), np.arange(len(left))
+    return Plan(state.fleet.engines, nowhere, order, note="deadline"), left

@@ -255,7 +255,7 @@ class View:
     @cached_property
     def unit(self) -> Ints:
         """``[n]`` what is routed as one: the group if ``atomic``, else the request itself; dense from 0."""
-        return self.prompt if self.atomic else np.arange(self.n_requests)
+        return np.unique(self.prompt, return_inverse=True)[1] if self.atomic else np.arange(self.n_requests)
 
     def members(self) -> list[Ints]:
         """The requests of each unit, unit by unit."""
@@ -276,7 +276,7 @@ class ReviewPoint:
     ``"unfinished"``
         the number of unfinished requests falls from above ``value`` to it or below;
     ``"tokens"``
-        a request that had generated fewer than ``value`` tokens has generated so many;
+        a request that had generated fewer than ``value`` tokens has generated so many, and is not over;
     ``"idle"``
         an engine is left with nothing to do, and nothing it might pull, while others have;
     ``"time"``
@@ -408,7 +408,7 @@ class Plan:
             if not self.atomic and (self.engine_of == SHARED_QUEUE).any():
                 raise InputError("plan: groups are atomic here, expected a shared queue with atomic=True")
             for members in view.members():
-                used = np.unique(self.engine_of[members])
+                used = np.setdiff1d(self.engine_of[members], [DROPPED])
                 if len(used) > 1:
                     raise InputError(
                         f"plan: group {view.prompt[members[0]]} is spread over engines {used.tolist()}, "

@@ -51,7 +51,7 @@ class Moves:
     """Running requests that went to another engine, in the order of time.
 
     Attributes:
-        request, source, target: ``[k]`` who, from which engine, to which.
+        request, source, target: ``[k]`` who, from which engine, to which; -1 if it was given up before.
         start_s, end_s: ``[k]`` when it left, and when it could be admitted at the target.
         tokens: ``[k]`` tokens of prompt and output that it had.
         migrated: ``[k]`` True if its KV cache was sent, False if the target computed it anew.
@@ -73,7 +73,8 @@ class Spans:
     Attributes:
         open_s: ``[k]`` when it could take its first step, 0 for those of the first plan.
         wake_s: ``[k]`` how long it took to wake before that.
-        close_s: ``[k]`` when it ended its last step for a switch; the makespan if it was never closed.
+        close_s: ``[k]`` when it had ended its last step and sent its last KV cache for a switch; the makespan
+            if it was never closed.
         drain_s: ``[k]`` from the review to ``close_s``, 0 if it was never closed.
         sleep_s: ``[k]`` how long its GPUs were taken after ``close_s``.
     """
@@ -109,10 +110,11 @@ class Run:
     Attributes:
         backend: who carried it out (``"simulated"``, or the engine's name and version).
         fleet, plan: what was carried out, at first.
-        engine: ``[n]`` where each request ran last: into ``engines``, as all engine numbers of a run.
-        start_s: ``[n]`` when it was first admitted.
-        first_token_s: ``[n]`` when its first token was there.
-        finish_s: ``[n]`` when its last token was there.
+        engine: ``[n]`` where each request ran last: into ``engines``, as all engine numbers of a run; -1 if
+            it was given up before it ran.
+        start_s: ``[n]`` when it was first admitted; NaN if it was given up before.
+        first_token_s: ``[n]`` when its first token was there; NaN likewise.
+        finish_s: ``[n]`` when its last token was there, or it was given up.
         output_tokens: ``[n]`` tokens generated.
         preemptions: ``[n]`` how often it lost its KV cache and had to queue again.
         log: the engines' concurrency over time.
@@ -163,20 +165,30 @@ class Run:
     @cached_property
     def engine_finish_s(self) -> Floats:
         """``[engines]`` when each engine ran dry for good; 0 if it never ran."""
-        finish = np.zeros(len(self.fleet.engines))
-        np.maximum.at(finish, self.engine, self.finish_s)
+        finish = np.zeros(len(self.engines))
+        np.maximum.at(finish, self.stays.engine, self.stays.end_s)
         return finish
+
+    @cached_property
+    def engine_busy_s(self) -> Floats:
+        """``[engines]`` seconds in which each engine had a request to compute."""
+        busy = np.zeros(len(self.engines))
+        lasts = (np.diff(self.log.engine) == 0) & (self.log.running[:-1] > 0)
+        np.add.at(busy, self.log.engine[:-1][lasts], np.diff(self.log.time_s)[lasts])
+        return busy
 
     @property
     def idle_share(self) -> float:
-        """Share of the GPU-seconds until the makespan in which a GPU had no request to decode.
+        """Share of the GPU-seconds until the makespan in which a GPU had no request to compute.
 
-        GPUs that belong to no engine are idle throughout.
+        GPUs that belong to no engine are idle, and so are those of engines that wake, wait or sleep.
         """
-        busy = float(sum(e.tp * t for e, t in zip(self.fleet.engines, self.engine_finish_s, strict=True)))
-        return 1.0 - busy / (self.fleet.gpus * self.makespan_s)
+        busy = float(np.dot([engine.tp for engine in self.engines], self.engine_busy_s))
+        return 1.0 - busy / (self.fleet.gpus * self.makespan_s) if self.makespan_s else 0.0
 
     @property
     def tokens_per_gpu_s(self) -> float:
         """Output tokens per GPU and second of makespan."""
-        return float(self.output_tokens.sum()) / (self.fleet.gpus * self.makespan_s)
+        return (
+            float(self.output_tokens.sum()) / (self.fleet.gpus * self.makespan_s) if self.makespan_s else 0.0
+        )

@@ -1,13 +1,14 @@
-"""Hypothesis strategies for small batches, step times, fleets and plans."""
+"""Hypothesis strategies for small batches, step times, fleets, plans, and policies that review."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
 from tailopt.engine.profile import EngineProfile, ShapeProfile
 from tailopt.engine.step_time import Affine, MaxAffine, Power, StepTime, Table
-from tailopt.plan import SHARED_QUEUE, Engine, Fleet, Plan
+from tailopt.plan import DROPPED, SHARED_QUEUE, Engine, Fleet, Plan, ReviewPoint, View
 from tailopt.trace import Trace
 
 
@@ -66,12 +67,12 @@ def traces(
     return Trace.of(groups, prompt_tokens=prompt_tokens)
 
 
-def profile(*shapes: ShapeProfile) -> EngineProfile:
-    """A profile for tests from its shapes."""
+def profile(*shapes: ShapeProfile, **terms: Any) -> EngineProfile:
+    """A profile for tests from its shapes, and other terms of it."""
     return EngineProfile(
         name="test", hardware="none", model="none", precision="none", engine="none", engine_version="0",
         date="2026-01-01", sources=("made up for tests",), licence="none", kv_bytes_per_token=1,
-        shapes={shape.tp: shape for shape in shapes},
+        shapes={shape.tp: shape for shape in shapes}, **terms,
     )  # fmt: skip
 
 
@@ -114,14 +115,16 @@ def fleets(
                 token_budget=budget,
                 block_tokens=block_tokens,
                 prefix_caching=caching,
+                sleep_s=draw(times_exactly(4, 8)),
+                wake_s=draw(times_exactly(4, 8)),
             )
         )
+    link = draw(st.sampled_from([None, 32.0, 256.0]))
     degrees = draw(
         st.lists(st.sampled_from([shape.tp for shape in shapes]), min_size=1, max_size=most_engines)
     )
-    return Fleet(
-        profile(*shapes), tuple(Engine(tp) for tp in degrees), sum(degrees) + draw(st.integers(0, 1))
-    )
+    known = profile(*shapes, link_bytes_per_s=link, link_latency_s=draw(times_exactly(4, 4)))
+    return Fleet(known, tuple(Engine(tp) for tp in degrees), sum(degrees) + draw(st.integers(0, 1)))
 
 
 @st.composite
@@ -145,3 +148,79 @@ def plans(draw: st.DrawFn, trace: Trace, fleet: Fleet, *, shared: bool = True) -
     of_unit = draw(st.lists(st.integers(lowest, len(engines) - 1), min_size=size, max_size=size))
     order = draw(st.permutations(range(trace.n_requests)))
     return Plan(engines, np.array(of_unit)[unit], order, atomic=atomic)
+
+
+class RandomPolicy:
+    """Answers each review with any valid plan: switches, moves, drops, limits, new review points.
+
+    The answers depend on the seed and on what is seen, but not on the clock, so two simulators that agree get
+    the same ones. After ``most_reviews`` there are no more review points.
+    """
+
+    def __init__(self, seed: int, *, most_reviews: int = 6, shared: bool = True, drops: bool = True) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.reviews, self.most_reviews, self.shared, self.drops = 0, most_reviews, shared, drops
+
+    def __call__(self, view: View) -> Plan:
+        rng, n = self.rng, view.n_requests
+        engines = self._engines(view)
+        unit = view.prompt if view.atomic else np.arange(n)
+        lowest = SHARED_QUEUE if self.shared else 0
+        engine_of = rng.integers(lowest, len(engines), int(unit.max()) + 1)[unit]
+        if view.now_s > 0 and rng.random() < 0.7:  # most stay where they are
+            same = [e for e, engine in enumerate(view.fleet.engines) if engine in engines]
+            stays = np.isin(view.engine, same) & (rng.random(int(unit.max()) + 1) < 0.7)[unit]
+            where = {e: engines.index(engine) for e, engine in enumerate(view.fleet.engines) if e in same}
+            engine_of = np.array(
+                [where[e] if stay else to for e, stay, to in zip(view.engine, stays, engine_of, strict=True)]
+            )
+        if view.now_s > 0 and self.drops:
+            engine_of = np.where(rng.random(n) < 0.05, DROPPED, engine_of)
+        limits = None
+        if self.drops and rng.random() < 0.2:
+            limits = np.maximum(1, view.generated_tokens + rng.integers(-2, 40, n))
+        moves = ["cheaper", "recompute", *(["migrate"] if view.fleet.profile.link_bytes_per_s else [])]
+        self.reviews += 1
+        asks = self.reviews <= self.most_reviews
+        return Plan(
+            engines,
+            engine_of,
+            rng.permutation(n),
+            atomic=view.atomic,
+            review=self._points(view) if asks else (),
+            max_tokens=limits,
+            deadline_s=view.now_s + int(rng.integers(1, 200)) / 4
+            if self.drops and rng.random() < 0.1
+            else None,
+            move=str(rng.choice(moves)),
+        )
+
+    def _engines(self, view: View) -> tuple[Engine, ...]:
+        rng = self.rng
+        engines = list(view.fleet.engines)
+        if view.now_s > 0 and rng.random() < 0.4:
+            engines.pop(int(rng.integers(len(engines))))
+            while True:
+                tp = int(rng.choice(list(view.fleet.profile.shapes)))
+                if sum(engine.tp for engine in engines) + tp > view.fleet.gpus:
+                    break
+                engines.append(Engine(tp, scheduling=str(rng.choice(["fcfs", "priority"][: 1 + PRIORITIES]))))
+        elif view.now_s == 0 and PRIORITIES:
+            engines = [replace(e, scheduling=str(rng.choice(["fcfs", "priority"]))) for e in engines]
+        if rng.random() < 0.3 and engines:
+            engines = [replace(e, max_running=int(rng.integers(1, 5))) for e in engines]
+        return tuple(engines) or view.fleet.engines
+
+    def _points(self, view: View) -> tuple[ReviewPoint, ...]:
+        rng = self.rng
+        points = [
+            ReviewPoint("unfinished", int(rng.integers(1, max(2, view.n_requests)))),
+            ReviewPoint("tokens", int(rng.integers(1, 40))),
+            ReviewPoint("tokens", int(rng.integers(1, 40))),
+            ReviewPoint("idle"),
+            ReviewPoint("time", float(np.ceil(4 * view.now_s) + rng.integers(1, 100)) / 4),
+        ]
+        return tuple(points[i] for i in rng.permutation(5)[: rng.integers(0, 5)])
+
+
+PRIORITIES = False

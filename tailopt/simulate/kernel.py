@@ -6,112 +6,56 @@ context K last, for :math:`\tau = f(n) + cK`,
 
 .. math:: S\,f(n) + c\,(S K + n\,S(S-1)/2),
 
-and for a maximum of such lines the same sum on each stretch where one line is the largest. S is known
-ahead: the least finishing step in a heap, the step in which the blocks :math:`\sum_i \lceil (c_i + S) / B
-\rceil` run out (c_i tokens computed, B tokens a block; only how many requests have which c_i mod B
+and for a maximum of such lines the same sum on each stretch where one line is the largest. With speculation,
+g tokens a step on a clock at c, the context of step s is :math:`K + n (\lfloor c + s g \rfloor - \lfloor c
+\rfloor)`, and the sum of such floors is found as in Euclid's algorithm. S is known ahead: the least of the
+requests' own events in a heap, the step in which the blocks :math:`\sum_i \lceil (c_i + D) / B \rceil` run
+out (c_i tokens computed, D tokens further, B tokens a block; only how many requests have which c_i mod B
 matters), or the next arrival. All other steps are taken one by one, by the scheduler's rules, which need no
-pass over the running requests either: all that decode get their token, and if the blocks do not suffice,
+pass over the running requests either: all that decode get their tokens, and if the blocks do not suffice,
 those admitted last go, after the free blocks have been taken. So an event costs O(log running + B),
-whatever the lengths.
+whatever the lengths. Only where blocks run out under priorities or speculation do requests take their blocks
+one by one.
 
-**Prefix cache.** The kernel keeps the block cache of :mod:`tailopt.simulate.vllm_cache` in the form that
-first come, first served leaves of it: each group has one *chain* of shared blocks an engine, held by so
-many requests or standing in the free queue, and each request one stretch of blocks of its own behind it. Of
-both, only the number of blocks that can still be found is kept, because blocks are always lost from the
-end.
+**Several engines** meet in the shared queue and in review points; then the earliest acts first. A step or
+jump is begun, and ended in its turn. When a review point is crossed, a pending jump is cut after the first
+step that ends then or later, which bisection finds. Engines that share nothing run one after the other.
 
-All bookkeeping is in whole tokens, blocks and steps (int64); only the clocks are floating point. Requests and
-engines are records of structured arrays, so that one request's fields share a cache line.
+**Prefix cache.** The kernel keeps the block cache of :mod:`tailopt.simulate.vllm_cache` in the form that the
+rules leave of it: each group has one *chain* of shared blocks an engine, held by so many requests or
+standing in the free queue, and each request one stretch of blocks of its own behind it. Of both, only the
+number of blocks that can still be found is kept, because blocks are always lost from the end. Under
+priorities a request may be preempted after its last token has filled a block; that one is not found when it
+comes back, and stays in the queue as a *leftover*, a second copy.
+
+All bookkeeping is in whole tokens, blocks and steps (int64); only the clocks are floating point. This is one
+module because compiled code is cached by file.
 """
-
-from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from tailopt.arrays import Floats, Ints
-
-Records = NDArray[np.void]
-Record = Any  # one element of a Records array
-
-REQUEST = np.dtype(
-    [
-        ("prompt_tokens", np.int64),
-        ("output_tokens", np.int64),
-        ("generated", np.int64),  # kept current while it does not decode
-        ("computed", np.int64),  # tokens whose KV is in the cache; likewise
-        ("offset", np.int64),  # while it decodes: computed - the engine's step
-        ("finish_step", np.int64),  # while it decodes: the engine's step after which it is finished
-        ("heap_place", np.int64),
-        ("wait_next", np.int64),  # the waiting requests of its engine, a linked list
-        ("run_next", np.int64),  # the running ones in the order of admission, a linked list
-        ("run_previous", np.int64),
-        ("shared_blocks", np.int64),  # leading blocks that it shares with its group
-        ("sibling", np.int64),  # the next request of its group, a ring
-        ("chain", np.int64),  # the request that first used its group's chain on its engine, or NONE
-        ("engine", np.int64),
-        ("stay", np.int64),  # its entry in the stays while it runs; rises in the order of admission
-        ("preemptions", np.int64),
-        ("arrival_s", np.float64),
-        ("start_s", np.float64),
-        ("first_token_s", np.float64),
-        ("finish_s", np.float64),
-    ],
-    align=True,
+from tailopt.engine.speculation import TOKEN
+from tailopt.simulate.records import (
+    DONE,
+    HEAP_FULL,
+    IDLE,
+    LOG_FULL,
+    LOG_LENGTH,
+    NEVER,
+    NONE,
+    PASSED,
+    REVIEW,
+    RUNS_FULL,
+    RUNS_LENGTH,
+    STAYS_FULL,
+    STAYS_LENGTH,
+    UNFINISHED,
+    UNITS_PULLED,
+    Record,
+    Records,
 )
-RUN = np.dtype(  # [2 n]: what can be found of request i's own blocks, and at n + i of the chain named i
-    [("blocks", np.int64), ("holders", np.int64), ("previous", np.int64), ("next", np.int64)], align=True
-)
-ENGINE = np.dtype(
-    [
-        ("shape", np.int64),
-        ("max_running", np.int64),
-        ("token_budget", np.int64),
-        ("block_tokens", np.int64),
-        ("prefix_caching", np.bool_),
-        ("prefill_s", np.float64),  # per prompt token
-        ("blocks", np.int64),
-        ("free", np.int64),  # blocks that nobody holds
-        ("blank", np.int64),  # those of them that hold nothing to be found; they are taken first
-        ("queue_head", np.int64),  # the others: runs, least recently released first
-        ("queue_tail", np.int64),
-        ("wait_head", np.int64),
-        ("wait_tail", np.int64),
-        ("waiting", np.int64),
-        ("waiting_blocks", np.int64),  # for the tokens of all that wait
-        ("next_own", np.int64),  # the engine's own requests yet to arrive
-        ("end_own", np.int64),
-        ("run_tail", np.int64),
-        ("running", np.int64),
-        ("decoding", np.int64),  # the size of the heap
-        ("prefilling", np.int64),  # the one running request that does not decode yet, the last one, or NONE
-        ("next_kv", np.int64),  # tokens of those that decode after the next step
-        ("steady", np.bool_),  # nobody is in prefill, and nobody can be admitted until blocks are released
-        ("hungry", np.bool_),  # may pull from the shared queue
-        ("step", np.int64),
-        ("time_s", np.float64),
-    ],
-    align=True,
-)
-LOG = np.dtype(
-    [
-        ("engine", np.int64),
-        ("step", np.int64),
-        ("time_s", np.float64),
-        ("running", np.int64),
-        ("kv_tokens", np.int64),
-    ],
-    align=True,
-)
-STAY = np.dtype(
-    [("request", np.int64), ("engine", np.int64), ("start_s", np.float64), ("end_s", np.float64)], align=True
-)
-
-DONE, LOG_FULL, STAYS_FULL, HEAP_FULL = 0, 1, 2, 3
-NONE = -1
-UNITS_PULLED, LOG_LENGTH, STAYS_LENGTH = 0, 1, 2  # places in the counters
-NEVER = np.inf
 
 
 @njit(cache=True, error_model="numpy")
@@ -121,135 +65,394 @@ def run(
     engines: Records,
     heaps: Ints,
     phases: Ints,
+    chains: Ints,
     own: Ints,
     unit_start: Ints,
     unit_member: Ints,
-    unit_arrival_s: Floats,
+    unit_s: Floats,
     log: Records,
     stays: Records,
     counters: Ints,
+    clock: Floats,
+    marks: Ints,
+    passed: Ints,
+    watch: Floats,
     base_s: Floats,
     slope_s: Floats,
     pieces: Ints,
+    tokens: Ints,
 ) -> int:
-    """Carry the batch out from where the arrays stand.
+    """Carry the plan out from where the arrays stand.
 
-    Returns DONE, or what was too small: the caller then copies it into a larger array and calls again.
+    Returns DONE, or REVIEW if a review point is crossed, or what was too small: the caller then copies it
+    into a larger array and calls again.
 
     Args:
         requests: ``[n]`` of REQUEST.
-        runs: ``[2 n]`` of RUN.
+        runs: of RUN.
         engines: ``[m]`` of ENGINE.
-        heaps: ``[m, width]`` requests that decode on each engine, a heap by finishing step.
+        heaps: ``[m, width]`` requests that decode on each engine, a heap by when they are due.
         phases: ``[m, block_tokens]`` how many of them have which ``offset`` modulo ``block_tokens``.
+        chains: ``[groups]`` the first of each group's runs.
         own: each engine's own requests, by arrival and then in the plan's order.
         unit_start: ``[units + 1]`` into ``unit_member``.
         unit_member: the shared queue, unit by unit.
-        unit_arrival_s: ``[units]`` when all of a unit's requests have arrived, never falling.
+        unit_s: ``[units]`` when all of a unit's requests have arrived, never falling.
         log: of LOG.
         stays: of STAY.
-        counters: ``[3]`` units pulled from the shared queue, entries of the log, entries of the stays.
-        base_s: ``[shapes, running + 1, pieces]`` step time at no context.
-        slope_s: ``[shapes, pieces]`` step time per context token.
-        pieces: ``[shapes]`` how many pieces are in use.
+        counters: ``[COUNTERS]``.
+        clock: ``[1]`` the time.
+        marks: numbers of tokens that requests are watched for, rising.
+        passed: for each of them, 1 if a request has passed it.
+        watch: unfinished requests to stop at, 0 for none; 1 to stop for an engine without work; time to stop.
+        base_s: ``[kinds, running + 1, pieces]`` step time at no context.
+        slope_s: ``[kinds, pieces]`` step time per context token.
+        pieces: ``[kinds]`` how many pieces are in use.
+        tokens: ``[kinds, running + 1]`` what each request gains in a step, in units of 1 / TOKEN.
     """
-    m, units = len(engines), len(unit_start) - 1
-    while counters[UNITS_PULLED] < units:
+    units = len(unit_start) - 1
+    watched = watch[0] > 0 or watch[1] > 0 or watch[2] < NEVER or len(marks) > 0
+    while counters[UNFINISHED] > 0 and (watched or counters[UNITS_PULLED] < units):
         e = next_engine(engines)
+        next_s = engines[e].time_s if e != NONE else NEVER
+        begins = e == NONE or not engines[e].in_step
+        if watched:
+            crossed = counters[PASSED] > 0 or counters[UNFINISHED] <= watch[0]
+            if crossed and (next_s > clock[0] or begins):
+                return REVIEW
+            if counters[IDLE] > 0 and next_s > clock[0]:
+                return REVIEW
+            if watch[2] < next_s or (watch[2] == next_s and begins):
+                clock[0] = watch[2]
+                return REVIEW
+        clock[0] = next_s
         engine = engines[e]
-        unit = counters[UNITS_PULLED]
-        arrive(requests, engine, own, e)
-        shared_s = NEVER  # when a unit arrives for which the engine has room
-        if engine.hungry and has_room(engine, requests[unit_member[unit_start[unit]]]):
-            if unit_arrival_s[unit] <= engine.time_s:
-                for place in range(unit_start[unit], unit_start[unit + 1]):
-                    enqueue(requests, engine, unit_member[place], e)
-                counters[UNITS_PULLED] += 1
-                continue
-            shared_s = unit_arrival_s[unit]
-        else:
-            engine.hungry = False
-        base, slope = base_s[engine.shape, :, : pieces[engine.shape]], slope_s[engine.shape]
-        code = advance(
-            requests, runs, engine, heaps[e], phases[e], own, log, stays, counters, base, slope, e, shared_s
-        )
-        if code != DONE:
-            return code
-    for e in range(m):
-        engine = engines[e]
-        base, slope = base_s[engine.shape, :, : pieces[engine.shape]], slope_s[engine.shape]
-        while True:
-            arrive(requests, engine, own, e)
-            if engine.running + engine.waiting == 0 and engine.next_own == engine.end_own:
-                break
-            code = advance(
-                requests, runs, engine, heaps[e], phases[e], own, log, stays, counters, base, slope, e, NEVER
-            )
+        if begins:
+            kind = engine.kind
+            code = act(
+                requests, runs, engine, heaps[e], phases[e], chains, own, unit_start, unit_member, unit_s, log,
+                stays, counters, marks, watch[1] > 0, base_s[kind, :, : pieces[kind]], slope_s[kind],
+                tokens[kind], e,
+            )  # fmt: skip
             if code != DONE:
                 return code
-    if counters[LOG_LENGTH] + m > len(log):
-        return LOG_FULL
-    for e in range(m):
-        note(log, counters, e, engines[e], 0, 0)
+        if engine.in_step and (not begins or not watched):
+            end(requests, runs, engine, heaps[e], phases[e], stays, counters, marks, passed)
+    for e in range(len(engines)):
+        engine = engines[e]
+        kind = engine.kind
+        while not engine.done:
+            code = act(
+                requests, runs, engine, heaps[e], phases[e], chains, own, unit_start, unit_member, unit_s, log,
+                stays, counters, marks, False, base_s[kind, :, : pieces[kind]], slope_s[kind],
+                tokens[kind], e,
+            )  # fmt: skip
+            if code != DONE:
+                return code
+            if engine.in_step:
+                end(requests, runs, engine, heaps[e], phases[e], stays, counters, marks, passed)
     return DONE
 
 
 @njit(cache=True, error_model="numpy")
 def next_engine(engines: Records) -> int:
-    """The engine that acts next: least time, then fewest requests, then lowest number."""
-    best = 0
-    for e in range(1, len(engines)):
-        here, there = engines[e], engines[best]
-        if here.time_s < there.time_s or (
-            here.time_s == there.time_s and here.running + here.waiting < there.running + there.waiting
-        ):
+    """The engine that acts next: least time, ends before beginnings, then fewest requests, lowest number."""
+    best = NONE
+    for e in range(len(engines)):
+        here = engines[e]
+        if here.done:
+            continue
+        if best == NONE or here.time_s < engines[best].time_s:
             best = e
+        elif here.time_s == engines[best].time_s:
+            there = engines[best]
+            if here.in_step != there.in_step:
+                if here.in_step:
+                    best = e
+            elif here.running + here.waiting < there.running + there.waiting:
+                best = e
     return best
 
 
 @njit(cache=True, error_model="numpy")
-def arrive(requests: Records, engine: Record, own: Ints, e: int) -> None:
-    """Let the engine's own requests that have arrived wait."""
-    while engine.next_own < engine.end_own and requests[own[engine.next_own]].arrival_s <= engine.time_s:
-        enqueue(requests, engine, own[engine.next_own], e)
+def settle(
+    requests: Records,
+    runs: Records,
+    engines: Records,
+    heaps: Ints,
+    phases: Ints,
+    stays: Records,
+    counters: Ints,
+    now_s: float,
+    marks: Ints,
+    passed: Ints,
+    base_s: Floats,
+    slope_s: Floats,
+    pieces: Ints,
+    tokens: Ints,
+) -> None:
+    """Let every engine end the step it is in at ``now_s``, and write what its requests have."""
+    for e in range(len(engines)):
+        engine, heap = engines[e], heaps[e]
+        if engine.in_step:
+            if engine.jump > 0 and engine.time_s > now_s:
+                kind, n = engine.kind, engine.decoding
+                base = base_s[kind, n, : pieces[kind]]
+                cut(engine, base, slope_s[kind], tokens[kind, n], engine.jump, now_s)
+            end(requests, runs, engine, heap, phases[e], stays, counters, marks, passed)
+        else:
+            engine.time_s = max(now_s, engine.ready_s)
+        for place in range(engine.decoding):
+            request = requests[heap[place]]
+            request.computed = request.offset + engine.gained
+            request.generated = request.computed + 1 - request.prompt_tokens
+
+
+@njit(cache=True, error_model="numpy")
+def take_off(
+    requests: Records,
+    runs: Records,
+    engines: Records,
+    heaps: Ints,
+    phases: Ints,
+    stays: Records,
+    leaving: Ints,
+) -> None:
+    """Take those marked in ``leaving`` off their engines, in running order."""
+    for e in range(len(engines)):
+        engine = engines[e]
+        i = engine.run_head
+        while i != NONE:
+            after = requests[i].run_next
+            if leaving[i]:
+                held, full = holding(engine, requests[i], False)
+                if i == engine.prefilling:
+                    engine.prefilling = NONE
+                else:
+                    stop_decode(requests, engine, heaps[e], phases[e], i)
+                leave(requests, runs, engine, stays, i, held, full, engine.time_s)
+                requests[i].engine = NONE
+            i = after
+
+
+@njit(cache=True, error_model="numpy")
+def rekey(requests: Records, engines: Records, heaps: Ints, marks: Ints) -> None:
+    """Put the heaps in order after limits and marks have changed."""
+    for e in range(len(engines)):
+        engine, heap = engines[e], heaps[e]
+        for place in range(engine.decoding):
+            request = requests[heap[place]]
+            request.due = due(engine, request, marks)
+        for place in range(engine.decoding):
+            sift_up(requests, heap, place, heap[place])
+
+
+@njit(cache=True, error_model="numpy")
+def last_notes(engines: Records, log: Records, counters: Ints) -> int:
+    """Say in the log of each engine that nothing runs there any more."""
+    if counters[LOG_LENGTH] + len(engines) > len(log):
+        return LOG_FULL
+    for e in range(len(engines)):
+        rest(log, counters, e, engines[e])
+    return DONE
+
+
+@njit(cache=True, error_model="numpy")
+def act(
+    requests: Records,
+    runs: Records,
+    engine: Record,
+    heap: Ints,
+    phase: Ints,
+    chains: Ints,
+    own: Ints,
+    unit_start: Ints,
+    unit_member: Ints,
+    unit_s: Floats,
+    log: Records,
+    stays: Records,
+    counters: Ints,
+    marks: Ints,
+    watch_idle: bool,
+    base_s: Floats,
+    slope_s: Floats,
+    tokens: Ints,
+    e: int,
+) -> int:
+    """The engine's turn: let requests in; then jump, or begin a step, or wait, or be done."""
+    if counters[LOG_LENGTH] + 2 > len(log):
+        return LOG_FULL
+    while engine.next_own < engine.end_own and requests[own[engine.next_own]].available_s <= engine.time_s:
+        if counters[RUNS_LENGTH] + 2 > len(runs):
+            return RUNS_FULL
+        enqueue(requests, runs, engine, chains, counters, own[engine.next_own], e)
         engine.next_own += 1
+    until_s = NEVER
+    unit = counters[UNITS_PULLED]
+    if engine.hungry and unit < len(unit_start) - 1:
+        first, behind = unit_start[unit], unit_start[unit + 1]
+        engine.hungry = has_room(engine, requests[unit_member[first]])
+        if engine.hungry:
+            if unit_s[unit] <= engine.time_s:
+                if counters[RUNS_LENGTH] + 2 * (behind - first) > len(runs):
+                    return RUNS_FULL
+                for place in range(first, behind):
+                    enqueue(requests, runs, engine, chains, counters, unit_member[place], e)
+                counters[UNITS_PULLED] += 1
+                return DONE
+            until_s = unit_s[unit]
+    if engine.next_own < engine.end_own:
+        until_s = min(until_s, requests[own[engine.next_own]].available_s)
+    if engine.running + engine.waiting == 0:
+        rest(log, counters, e, engine)
+        engine.time_s = until_s
+        engine.done = until_s == NEVER
+        if engine.done and watch_idle:
+            counters[IDLE] += 1
+        return DONE
+    most = min(engine.max_running, engine.waiting)
+    if counters[STAYS_LENGTH] + most > len(stays):
+        return STAYS_FULL
+    if engine.priority and counters[RUNS_LENGTH] + most > len(runs):
+        return RUNS_FULL
+    if engine.running + most > len(heap):
+        return HEAP_FULL
+    if engine.time_s > engine.ready_s:
+        rest(log, counters, e, engine)
+    steps = 0
+    if engine.steady:
+        steps = steps_ahead(requests, engine, heap, phase, tokens[engine.decoding])
+    if steps > 0:
+        n = engine.decoding
+        in_use = engine.blocks - engine.free + grown(engine, phase, 0) + engine.deficit
+        note(log, counters, e, engine, engine.time_s, n, in_use)
+        cut(engine, base_s[n], slope_s, tokens[n], steps, until_s)
+    else:
+        step(requests, runs, engine, heap, phase, log, stays, counters, marks, base_s, slope_s, tokens, e)
+    engine.in_step = True
+    return DONE
+
+
+@njit(cache=True, error_model="numpy")
+def cut(engine: Record, base_s: Floats, slope_s: Floats, tokens: int, steps: int, until_s: float) -> None:
+    """Plan a jump of ``steps`` steps from the end of the last one, or to the first that ends at ``until_s``."""
+    n, kv, clock = engine.decoding, engine.next_kv, engine.tokens % TOKEN
+    begin_s = engine.ready_s if engine.in_step else engine.time_s
+    lasts_s = seconds(base_s, slope_s, n, kv, steps, tokens, clock)
+    if begin_s + lasts_s > until_s:
+        low, high = 0, steps
+        while high - low > 1:
+            middle = (low + high) // 2
+            if begin_s + seconds(base_s, slope_s, n, kv, middle, tokens, clock) >= until_s:
+                high = middle
+            else:
+                low = middle
+        steps = high
+        lasts_s = seconds(base_s, slope_s, n, kv, steps, tokens, clock)
+    engine.ready_s = begin_s
+    engine.jump = steps
+    engine.time_s = begin_s + lasts_s
+
+
+@njit(cache=True, error_model="numpy")
+def end(
+    requests: Records,
+    runs: Records,
+    engine: Record,
+    heap: Ints,
+    phase: Ints,
+    stays: Records,
+    counters: Ints,
+    marks: Ints,
+    passed: Ints,
+) -> None:
+    """End the jump or step that the engine is in."""
+    if engine.jump > 0:
+        gain, before = total_gain(engine, engine.jump), total_gain(engine, engine.jump - 1)
+        take(runs, engine, grown(engine, phase, before) + engine.deficit)
+        engine.deficit = 0
+        engine.step += engine.jump
+        engine.tokens += engine.jump * engine.rate
+        engine.next_kv += engine.decoding * gain
+        engine.gained += gain
+        engine.last_gain = gain - before
+        engine.jump = 0
+    engine.ready_s = engine.time_s
+    engine.in_step = False
+    finish(requests, runs, engine, heap, phase, stays, counters, marks, passed)
 
 
 @njit(cache=True, error_model="numpy")
 def has_room(engine: Record, request: Record) -> bool:
     """Whether the engine may pull a request: a place, and blocks for it and for all that wait there."""
-    need = engine.waiting_blocks + blocks_of(engine, request.prompt_tokens)
+    need = engine.waiting_blocks + blocks_of(engine, tokens_of(request))
     return bool(engine.running + engine.waiting < engine.max_running and need <= engine.free)
 
 
 @njit(cache=True, error_model="numpy")
-def enqueue(requests: Records, engine: Record, i: int, e: int) -> None:
-    """Put request i at the end of the waiting ones of engine e."""
-    requests[i].engine = e
-    join_chain(requests, i)
-    if engine.waiting == 0:
-        engine.wait_head = i
+def enqueue(
+    requests: Records, runs: Records, engine: Record, chains: Ints, counters: Ints, i: int, e: int
+) -> None:
+    """Let request i wait on engine e: at the end, or at the place of its priority."""
+    request = requests[i]
+    request.engine = e
+    request.shared_blocks = request.shared_tokens // engine.block_tokens if engine.prefix_caching else 0
+    request.own = run_on(runs, counters, request.own, e)
+    request.chain = NONE
+    if request.shared_blocks > 0:
+        chains[request.group] = request.chain = run_on(runs, counters, chains[request.group], e)
+    if engine.priority:
+        wait_in_order(requests, engine, i)
     else:
-        requests[engine.wait_tail].wait_next = i
-    engine.wait_tail = i
-    engine.waiting += 1
-    engine.waiting_blocks += blocks_of(engine, tokens_of(requests[i]))
+        request.wait_next = NONE
+        if engine.waiting == 0:
+            engine.wait_head = i
+        else:
+            requests[engine.wait_tail].wait_next = i
+        engine.wait_tail = i
+        engine.waiting += 1
+        engine.waiting_blocks += blocks_of(engine, tokens_of(request))
     engine.steady = False
 
 
 @njit(cache=True, error_model="numpy")
-def join_chain(requests: Records, i: int) -> None:
-    """Find the chain of request i's group on its engine, or start one."""
-    request = requests[i]
-    if request.shared_blocks == 0:
-        return
-    request.chain = i
-    other = request.sibling
-    while other != i:
-        if requests[other].engine == request.engine:
-            request.chain = requests[other].chain
-            return
-        other = requests[other].sibling
+def run_on(runs: Records, counters: Ints, first: int, e: int) -> int:
+    """The run on engine e of a list of runs, a new one if there is none; put first of the list."""
+    before, r = NONE, first
+    while r != NONE and runs[r].engine != e:
+        before, r = r, runs[r].sibling
+    if r == NONE:
+        r = counters[RUNS_LENGTH]
+        counters[RUNS_LENGTH] += 1
+        run = runs[r]
+        run.blocks = run.holders = 0
+        run.leftovers = NONE
+        run.engine = e
+    elif before != NONE:
+        runs[before].sibling = runs[r].sibling
+    else:
+        return int(r)
+    runs[r].sibling = first
+    return int(r)
+
+
+@njit(cache=True, error_model="numpy")
+def wait_in_order(requests: Records, engine: Record, i: int) -> None:
+    """Put request i among the waiting ones by its place in the plan's order."""
+    before, after = NONE, engine.wait_head if engine.waiting > 0 else NONE
+    if after != NONE and requests[engine.wait_tail].position < requests[i].position:
+        before, after = engine.wait_tail, NONE
+    while after != NONE and requests[after].position < requests[i].position:
+        before, after = after, requests[after].wait_next
+    requests[i].wait_next = after
+    if before == NONE:
+        engine.wait_head = i
+    else:
+        requests[before].wait_next = i
+    if after == NONE:
+        engine.wait_tail = i
+    engine.waiting += 1
+    engine.waiting_blocks += blocks_of(engine, tokens_of(requests[i]))
 
 
 @njit(cache=True, error_model="numpy")
@@ -265,57 +468,27 @@ def blocks_of(engine: Record, tokens: int) -> int:
 
 
 @njit(cache=True, error_model="numpy")
-def advance(
-    requests: Records,
-    runs: Records,
-    engine: Record,
-    heap: Ints,
-    phase: Ints,
-    own: Ints,
-    log: Records,
-    stays: Records,
-    counters: Ints,
-    base_s: Floats,
-    slope_s: Floats,
-    e: int,
-    shared_s: float,
-) -> int:
-    """Take the engine to its next event: wait for an arrival, jump, or take one step."""
-    until_s = shared_s
-    if engine.next_own < engine.end_own:
-        until_s = min(until_s, requests[own[engine.next_own]].arrival_s)
-    if engine.running + engine.waiting == 0:
-        engine.time_s = max(engine.time_s, until_s)
-        return DONE
-    if counters[LOG_LENGTH] == len(log):
-        return LOG_FULL
-    if counters[STAYS_LENGTH] + min(engine.max_running, engine.waiting) > len(stays):
-        return STAYS_FULL
-    if min(engine.max_running, engine.running + engine.waiting) > len(heap):
-        return HEAP_FULL
-    steps = 0
-    if engine.steady:
-        steps = steps_ahead(requests, engine, heap, phase)
-    if steps > 0:
-        jump(runs, engine, phase, log, counters, base_s[engine.decoding], slope_s, e, steps, until_s)
-    else:
-        step(requests, runs, engine, heap, phase, log, stays, counters, base_s, slope_s, e)
-    finish(requests, runs, engine, heap, phase, stays)
-    return DONE
+def total_gain(engine: Record, steps: int) -> int:
+    """Tokens that each request gains in so many steps of the jump that the engine is in."""
+    if engine.rate == TOKEN:
+        return steps
+    return int((engine.tokens % TOKEN + steps * engine.rate) // TOKEN)
 
 
 @njit(cache=True, error_model="numpy")
-def steps_ahead(requests: Records, engine: Record, heap: Ints, phase: Ints) -> int:
-    """Steps up to the next finish, or fewer if the free blocks do not last that long."""
-    steps = int(requests[heap[0]].finish_step - engine.step)
-    if (steps // engine.block_tokens + 1) * engine.decoding <= engine.free:
-        return steps
-    if blocks_taken(engine, phase, steps) <= engine.free:
+def steps_ahead(requests: Records, engine: Record, heap: Ints, phase: Ints, tokens: int) -> int:
+    """Steps up to the next request that is due, or fewer if the free blocks do not last that long."""
+    engine.rate = tokens
+    gain = int(requests[heap[0]].due - engine.gained)
+    steps = gain
+    if tokens != TOKEN:
+        steps = int(-((engine.tokens % TOKEN - gain * TOKEN) // tokens))
+    if lasts(engine, phase, steps):
         return steps
     low, high = 0, steps  # the blocks last for ``low`` steps and not for ``high``
     while high - low > 1:
         middle = (low + high) // 2
-        if blocks_taken(engine, phase, middle) <= engine.free:
+        if lasts(engine, phase, middle):
             low = middle
         else:
             high = middle
@@ -323,49 +496,46 @@ def steps_ahead(requests: Records, engine: Record, heap: Ints, phase: Ints) -> i
 
 
 @njit(cache=True, error_model="numpy")
-def blocks_taken(engine: Record, phase: Ints, steps: int) -> int:
-    """Blocks that the requests in decode take in so many steps: one each when their tokens fill the last."""
+def lasts(engine: Record, phase: Ints, steps: int) -> bool:
+    """Whether the free blocks last for so many steps."""
+    further = total_gain(engine, steps - 1)
+    most = ((further + engine.last_gain) // engine.block_tokens + 1) * engine.decoding + engine.deficit
+    return bool(most <= engine.free or grown(engine, phase, further) + engine.deficit <= engine.free)
+
+
+@njit(cache=True, error_model="numpy")
+def grown(engine: Record, phase: Ints, further: int) -> int:
+    """Blocks that those that decode take for their next token, ``further`` tokens from now.
+
+    By the rule each holds blocks for the tokens that it had before the last step, and for the drafts. A
+    token takes a block if those before it fill all.
+    """
     size = engine.block_tokens
-    taken = engine.decoding * (steps // size)
-    offset = (
-        -engine.step
-    ) % size  # of those that take one at once; each step later, of the next lower offset
-    for _ in range(steps % size):
+    tokens = further + engine.last_gain
+    taken = engine.decoding * (tokens // size)
+    offset = -(1 + engine.gained - engine.last_gain + engine.lookahead) % size  # of those that take one first
+    for _ in range(tokens % size):
         taken += phase[offset]
         offset = offset - 1 if offset > 0 else size - 1
     return int(taken)
 
 
 @njit(cache=True, error_model="numpy")
-def jump(
-    runs: Records,
-    engine: Record,
-    phase: Ints,
-    log: Records,
-    counters: Ints,
-    base_s: Floats,
-    slope_s: Floats,
-    e: int,
-    steps: int,
-    until_s: float,
-) -> None:
-    """Decode with all running requests for ``steps`` steps, or to the first step that ends at ``until_s``."""
-    n, kv = engine.decoding, engine.next_kv
-    in_use = engine.blocks - engine.free + blocks_taken(engine, phase, 1)
-    note(log, counters, e, engine, n, in_use)
-    if engine.time_s + seconds(base_s, slope_s, n, kv, steps) > until_s:
-        low, high = 0, steps
-        while high - low > 1:
-            middle = (low + high) // 2
-            if engine.time_s + seconds(base_s, slope_s, n, kv, middle) >= until_s:
-                high = middle
-            else:
-                low = middle
-        steps = high
-    take(runs, engine, blocks_taken(engine, phase, steps))
-    engine.time_s += seconds(base_s, slope_s, n, kv, steps)
-    engine.step += steps
-    engine.next_kv += n * steps
+def holding(engine: Record, request: Record, scheduled: bool) -> tuple[int, int]:
+    """Blocks that a running request holds, and how many of them are full and findable."""
+    size = engine.block_tokens
+    if engine.prefilling != NONE and request.due == NEVER_DUE:
+        held, full = blocks_of(engine, request.computed), request.computed // size
+    else:
+        now = request.offset + engine.gained + 1
+        if scheduled:
+            held, full = blocks_of(engine, now + engine.lookahead), now // size
+        elif engine.lookahead > 0 and request.odd_step == engine.step:
+            held, full = request.held_blocks, request.full_blocks
+        else:
+            before = now - engine.last_gain
+            held, full = blocks_of(engine, before + engine.lookahead), before // size
+    return int(held), int(full if engine.prefix_caching else 0)
 
 
 @njit(cache=True, error_model="numpy")
@@ -378,26 +548,42 @@ def step(
     log: Records,
     stays: Records,
     counters: Ints,
+    marks: Ints,
     base_s: Floats,
     slope_s: Floats,
+    tokens: Ints,
     e: int,
 ) -> None:
     """One step by the scheduler's rules: running requests, preemption, admission, then the clock."""
-    preempted = decode_or_preempt(requests, runs, engine, heap, phase, stays)
-    budget = engine.token_budget - engine.decoding
-    scheduled, sampling, kv = engine.decoding, engine.decoding, engine.next_kv
+    preempted, skipped = False, NONE
+    lacking = grown(engine, phase, 0) + engine.deficit
+    if lacking <= engine.free:
+        take(runs, engine, lacking)
+        engine.deficit = 0
+    elif engine.priority or engine.lookahead > 0:
+        skipped = take_in_turn(requests, runs, engine, heap, phase, stays)
+        preempted = True
+    else:
+        take_or_preempt(requests, runs, engine, heap, phase, stays)
+        preempted = True
+    budget = engine.token_budget - engine.decoding * (1 + engine.lookahead)
+    sampling, kv, prefill = engine.decoding, engine.next_kv, 0
     fresh = 0  # requests whose prompts are complete after this step: the last ones of the list
-    if engine.prefilling != NONE and budget > 0:
+    if engine.prefilling != NONE and budget > 0 and skipped == NONE:
         i = engine.prefilling
-        chunk = min(tokens_of(requests[i]) - requests[i].computed, budget)
-        lacking = blocks_of(engine, requests[i].computed + chunk) - blocks_of(engine, requests[i].computed)
-        if lacking > engine.free:
-            preempt(requests, runs, engine, heap, phase, stays)
+        while engine.prefilling == i:
+            budget = engine.token_budget - engine.decoding * (1 + engine.lookahead)
+            chunk = min(tokens_of(requests[i]) - requests[i].computed, budget)
+            before = blocks_of(engine, requests[i].computed)
+            if blocks_of(engine, requests[i].computed + chunk) - before <= engine.free:
+                break
+            preempt(requests, runs, engine, heap, phase, stays, victim(requests, engine), True)
             preempted = True
-        else:
+        sampling, kv = engine.decoding, engine.next_kv
+        if engine.prefilling == i:
             compute(requests, runs, engine, i, chunk)
             budget -= chunk
-            scheduled += chunk
+            prefill += chunk
             if requests[i].computed == tokens_of(requests[i]):
                 engine.prefilling = NONE
                 fresh += 1
@@ -411,346 +597,109 @@ def step(
         chunk = min(tokens_of(requests[i]) - requests[i].computed, budget)
         compute(requests, runs, engine, i, chunk)
         budget -= chunk
-        scheduled += chunk
+        prefill += chunk
         if requests[i].computed == tokens_of(requests[i]):
             fresh += 1
             kv += tokens_of(requests[i]) + 1
         else:
             engine.prefilling = i
     sampling += fresh
-    blocked = engine.waiting == 0 or engine.running == engine.max_running or (
+    blocked = engine.waiting == 0 or engine.running >= engine.max_running or (
         not preempted and not fits(requests, runs, engine)
     )  # fmt: skip
     engine.steady = blocked and engine.prefilling == NONE
 
-    note(log, counters, e, engine, engine.running, engine.blocks - engine.free)
+    note(log, counters, e, engine, engine.time_s, engine.running, engine.blocks - engine.free)
     engine.step += 1
-    engine.time_s += (scheduled - sampling) * engine.prefill_s
+    engine.time_s += (prefill - fresh) * engine.prefill_s
     if sampling > 0:
+        rate = tokens[sampling]
         engine.time_s += seconds(base_s[sampling], slope_s, sampling, kv, 1)
-    engine.next_kv += engine.decoding
+        engine.last_gain = (engine.tokens + rate) // TOKEN - engine.tokens // TOKEN
+        engine.tokens += rate
+        engine.gained += engine.last_gain
+        engine.next_kv += engine.decoding * engine.last_gain
+    else:
+        engine.time_s += base_s[0].max()
     i = engine.run_tail if engine.prefilling == NONE else requests[engine.run_tail].run_previous
     for _ in range(fresh):
-        start_decode(requests, engine, heap, phase, i)
-        i = requests[i].run_previous
+        request = requests[i]
+        request.held_blocks = blocks_of(engine, request.computed)
+        request.full_blocks = request.computed // engine.block_tokens
+        if request.generated == 0:
+            request.first_token_s = engine.time_s
+        request.generated += 1
+        start_decode(requests, engine, heap, phase, marks, i)
+        i = request.run_previous
+    while skipped != NONE and skipped != engine.prefilling:
+        start_decode(requests, engine, heap, phase, marks, skipped)
+        skipped = requests[skipped].run_next
 
 
 @njit(cache=True, error_model="numpy")
-def decode_or_preempt(
+def take_or_preempt(
     requests: Records, runs: Records, engine: Record, heap: Ints, phase: Ints, stays: Records
-) -> bool:
-    """Blocks for the next token of all that decode; True if some had to be preempted for it.
+) -> None:
+    """Blocks for the next token of all that decode; they do not suffice, so some requests have to go.
 
     In running order each that needs a block takes one; when none is free, the last running requests go until
     one is. So the free blocks are all taken before the first one goes.
     """
-    preempted = False
-    lacking = blocks_taken(engine, phase, 1)
+    lacking = grown(engine, phase, 0)
     while lacking > engine.free:
         lacking -= engine.free
         take(runs, engine, engine.free)
         last = requests[engine.run_tail]
-        if engine.run_tail != engine.prefilling and (last.offset + engine.step) % engine.block_tokens == 0:
+        if engine.run_tail != engine.prefilling and (last.offset + engine.gained) % engine.block_tokens == 0:
             lacking -= 1
-        preempt(requests, runs, engine, heap, phase, stays)
-        preempted = True
+        preempt(requests, runs, engine, heap, phase, stays, engine.run_tail, False)
     take(runs, engine, lacking)
-    return preempted
 
 
 @njit(cache=True, error_model="numpy")
-def start_decode(requests: Records, engine: Record, heap: Ints, phase: Ints, i: int) -> None:
-    """A request whose tokens are all computed has gained one in the step just taken."""
-    request = requests[i]
-    if request.generated == 0:
-        request.first_token_s = engine.time_s
-    request.generated += 1
-    request.offset = request.computed - engine.step
-    request.finish_step = engine.step + request.output_tokens - request.generated
-    phase[request.offset % engine.block_tokens] += 1
-    engine.next_kv += tokens_of(request) + 1
-    sift_up(requests, heap, engine.decoding, i)
-    engine.decoding += 1
-
-
-@njit(cache=True, error_model="numpy")
-def stop_decode(requests: Records, engine: Record, heap: Ints, phase: Ints, i: int) -> None:
-    """Take a request out of those that decode; what it has so far is kept."""
-    request = requests[i]
-    request.computed = request.offset + engine.step
-    request.generated = request.computed + 1 - request.prompt_tokens
-    phase[request.offset % engine.block_tokens] -= 1
-    engine.next_kv -= tokens_of(request) + 1
-    engine.decoding -= 1
-    hole, last = request.heap_place, heap[engine.decoding]
-    if hole != engine.decoding:
-        sift_down(requests, heap, engine.decoding, sift_up(requests, heap, hole, last), last)
-
-
-@njit(cache=True, error_model="numpy")
-def finish(requests: Records, runs: Records, engine: Record, heap: Ints, phase: Ints, stays: Records) -> None:
-    """Let requests that have all their tokens go, in running order."""
-    if engine.decoding == 0 or requests[heap[0]].finish_step > engine.step:
-        return
-    done = 0  # those that are finished stand at the end of the heap's array, sorted by admission
-    while engine.decoding > 0 and requests[heap[0]].finish_step == engine.step:
-        i = heap[0]
-        stop_decode(requests, engine, heap, phase, i)
-        done += 1
-        place = engine.decoding
-        while place + 1 < engine.decoding + done and requests[heap[place + 1]].stay < requests[i].stay:
-            heap[place] = heap[place + 1]
-            place += 1
-        heap[place] = i
-    for place in range(engine.decoding, engine.decoding + done):
-        i = heap[place]
-        requests[i].finish_s = engine.time_s
-        leave(requests, runs, engine, stays, i)
-    engine.hungry = True
-    engine.steady = engine.steady and engine.waiting == 0
-
-
-@njit(cache=True, error_model="numpy")
-def preempt(
+def take_in_turn(
     requests: Records, runs: Records, engine: Record, heap: Ints, phase: Ints, stays: Records
-) -> None:
-    """The request admitted last loses its blocks and waits at the very front."""
-    i = engine.run_tail
-    if i == engine.prefilling:
-        engine.prefilling = NONE
-    else:
-        stop_decode(requests, engine, heap, phase, i)
-    leave(requests, runs, engine, stays, i)
-    requests[i].preemptions += 1
-    if engine.waiting == 0:
-        engine.wait_tail = i
-    requests[i].wait_next = engine.wait_head
-    engine.wait_head = i
-    engine.waiting += 1
-    engine.waiting_blocks += blocks_of(engine, tokens_of(requests[i]))
+) -> int:
+    """The same, one by one: several blocks may be needed, and any request may have to go.
+
+    If that is the one whose turn it is, nobody after it is computed in this step: the first of these is
+    returned, all are taken out of those that decode, and the caller puts them back.
+    """
+    i = engine.run_head
+    while i != NONE and i != engine.prefilling:
+        request = requests[i]
+        held, _ = holding(engine, request, False)
+        need = blocks_of(engine, request.offset + engine.gained + 1 + engine.lookahead) - held
+        after = request.run_next
+        while need > engine.free:
+            v = victim(requests, engine)
+            if v == after:
+                after = requests[v].run_next
+            preempt(requests, runs, engine, heap, phase, stays, v, requests[v].turn == engine.step)
+            if v == i:
+                skipped = after
+                while after != NONE and after != engine.prefilling:
+                    late = requests[after]
+                    late.held_blocks, late.full_blocks = holding(engine, late, False)
+                    stop_decode(requests, engine, heap, phase, after)
+                    after = late.run_next
+                engine.deficit = 0
+                return int(skipped)
+        take(runs, engine, need)
+        request.turn = engine.step
+        i = after
+    engine.deficit = 0
+    return NONE
 
 
 @njit(cache=True, error_model="numpy")
-def leave(requests: Records, runs: Records, engine: Record, stays: Records, i: int) -> None:
-    """A request runs no more: out of the list, end of its stay, and its blocks are released."""
-    request = requests[i]
-    before, after = request.run_previous, request.run_next
-    if before != NONE:
-        requests[before].run_next = after
-    if after != NONE:
-        requests[after].run_previous = before
-    else:
-        engine.run_tail = before
-    engine.running -= 1
-    stays[request.stay].end_s = engine.time_s
-    release(requests, runs, engine, i)
-
-
-@njit(cache=True, error_model="numpy")
-def fits(requests: Records, runs: Records, engine: Record) -> bool:
-    """Whether there are blocks for all tokens of the first in line; what it finds need not be free."""
-    request = requests[engine.wait_head]
-    found, standing = found_blocks(runs, request, engine.wait_head, len(requests))
-    return bool(blocks_of(engine, tokens_of(request)) - found + standing <= engine.free)
-
-
-@njit(cache=True, error_model="numpy")
-def found_blocks(runs: Records, request: Record, i: int, n: int) -> tuple[int, int]:
-    """Blocks of a waiting request that can be found, and how many of them stand in the free queue."""
-    found, standing = 0, 0
-    if request.chain != NONE:
-        chain = runs[n + request.chain]
-        found = chain.blocks
-        if chain.holders == 0:
-            standing = chain.blocks
-    if found == request.shared_blocks:
-        found += runs[i].blocks
-        standing += runs[i].blocks
-    return found, standing
-
-
-@njit(cache=True, error_model="numpy")
-def admit(requests: Records, runs: Records, engine: Record, stays: Records, counters: Ints, e: int) -> None:
-    """Let the first in line run; it holds what it finds in the prefix cache."""
-    n, i = len(requests), engine.wait_head
-    request = requests[i]
-    engine.wait_head = request.wait_next
-    engine.waiting -= 1
-    engine.waiting_blocks -= blocks_of(engine, tokens_of(request))
-    found, _ = found_blocks(runs, request, i, n)
-    if request.chain != NONE:
-        chain = runs[n + request.chain]
-        if chain.holders == 0 and chain.blocks > 0:
-            unlink(runs, engine, n + request.chain)
-            engine.free -= chain.blocks
-        chain.holders += 1
-    if runs[i].blocks > 0:
-        unlink(runs, engine, i)
-        engine.free -= runs[i].blocks
-        runs[i].blocks = 0
-    request.computed = found * engine.block_tokens
-    request.run_previous, request.run_next = engine.run_tail, NONE
-    if engine.run_tail != NONE:
-        requests[engine.run_tail].run_next = i
-    engine.run_tail = i
-    engine.running += 1
-    if np.isnan(request.start_s):
-        request.start_s = engine.time_s
-    request.stay = counters[STAYS_LENGTH]
-    counters[STAYS_LENGTH] += 1
-    stay = stays[request.stay]
-    stay.request = i
-    stay.engine = e
-    stay.start_s = engine.time_s
-
-
-@njit(cache=True, error_model="numpy")
-def compute(requests: Records, runs: Records, engine: Record, i: int, chunk: int) -> None:
-    """Compute the next ``chunk`` tokens of a prefill; full blocks of its chain can be found at once."""
-    request = requests[i]
-    before = blocks_of(engine, request.computed)
-    request.computed += chunk
-    take(runs, engine, blocks_of(engine, request.computed) - before)
-    if request.chain != NONE:
-        chain = runs[len(requests) + request.chain]
-        full = min(request.computed // engine.block_tokens, request.shared_blocks)
-        chain.blocks = max(chain.blocks, full)
-
-
-@njit(cache=True, error_model="numpy")
-def take(runs: Records, engine: Record, blocks: int) -> None:
-    """Take blocks from the head of the free queue; what could be found in them is lost, last blocks first."""
-    engine.free -= blocks
-    blank = min(blocks, engine.blank)
-    engine.blank -= blank
-    blocks -= blank
-    while blocks > 0:
-        head = runs[engine.queue_head]
-        taken = min(blocks, head.blocks)
-        head.blocks -= taken
-        blocks -= taken
-        if head.blocks == 0:
-            unlink(runs, engine, engine.queue_head)
-
-
-@njit(cache=True, error_model="numpy")
-def release(requests: Records, runs: Records, engine: Record, i: int) -> None:
-    """A request gives its blocks back: its own that can be found to the end of the queue, then the chain."""
-    n = len(requests)
-    request = requests[i]
-    held = blocks_of(engine, request.computed)
-    full = request.computed // engine.block_tokens if engine.prefix_caching else 0
-    engine.blank += held - full
-    engine.free += held - full
-    if full > request.shared_blocks:
-        runs[i].blocks = full - request.shared_blocks
-        engine.free += runs[i].blocks
-        append(runs, engine, i)
-    if request.chain != NONE:
-        chain = runs[n + request.chain]
-        chain.holders -= 1
-        if chain.holders == 0 and chain.blocks > 0:
-            engine.free += chain.blocks
-            append(runs, engine, n + request.chain)
-    request.computed = 0
-
-
-@njit(cache=True, error_model="numpy")
-def append(runs: Records, engine: Record, r: int) -> None:
-    """Put a run at the end of the free queue."""
-    runs[r].previous, runs[r].next = engine.queue_tail, NONE
-    if engine.queue_tail == NONE:
-        engine.queue_head = r
-    else:
-        runs[engine.queue_tail].next = r
-    engine.queue_tail = r
-
-
-@njit(cache=True, error_model="numpy")
-def unlink(runs: Records, engine: Record, r: int) -> None:
-    """Take a run out of the free queue."""
-    before, after = runs[r].previous, runs[r].next
-    if before == NONE:
-        engine.queue_head = after
-    else:
-        runs[before].next = after
-    if after == NONE:
-        engine.queue_tail = before
-    else:
-        runs[after].previous = before
-
-
-@njit(cache=True, error_model="numpy")
-def sift_up(requests: Records, heap: Ints, place: int, i: int) -> int:
-    """Put request i where it belongs at or above ``place``; returns where."""
-    key = requests[i].finish_step
-    while place > 0:
-        parent = (place - 1) // 2
-        other = heap[parent]
-        if requests[other].finish_step <= key:
-            break
-        heap[place] = other
-        requests[other].heap_place = place
-        place = parent
-    heap[place] = i
-    requests[i].heap_place = place
-    return place
-
-
-@njit(cache=True, error_model="numpy")
-def sift_down(requests: Records, heap: Ints, size: int, place: int, i: int) -> None:
-    """Put request i where it belongs at or below ``place``."""
-    key = requests[i].finish_step
-    while 2 * place + 1 < size:
-        child = 2 * place + 1
-        if child + 1 < size and requests[heap[child + 1]].finish_step < requests[heap[child]].finish_step:
-            child += 1
-        other = heap[child]
-        if key <= requests[other].finish_step:
-            break
-        heap[place] = other
-        requests[other].heap_place = place
-        place = child
-    heap[place] = i
-    requests[i].heap_place = place
-
-
-@njit(cache=True, error_model="numpy")
-def seconds(base_s: Floats, slope_s: Floats, n: int, kv: int, steps: int) -> float:
-    """Duration of ``steps`` steps of n requests, the first of which holds ``kv`` tokens."""
-    if len(base_s) == 1:
-        return float(steps * base_s[0] + slope_s[0] * context_sum(n, kv, steps))
-    total, done = 0.0, 0
-    while done < steps:
-        here = kv + n * done
-        top = 0
-        for p in range(1, len(base_s)):
-            lead = (base_s[p] + slope_s[p] * here) - (base_s[top] + slope_s[top] * here)
-            if lead > 0 or (lead == 0 and slope_s[p] > slope_s[top]):
-                top = p
-        until = steps
-        for p in range(len(base_s)):
-            if slope_s[p] > slope_s[top]:
-                crossing = (base_s[top] - base_s[p]) / (slope_s[p] - slope_s[top])
-                until = min(until, max(done + 1, int(np.floor((crossing - kv) / n)) + 1))
-        total += (until - done) * base_s[top] + slope_s[top] * context_sum(n, here, until - done)
-        done = until
-    return total
-
-
-@njit(cache=True, error_model="numpy")
-def context_sum(n: int, kv: int, steps: int) -> float:
-    """Sum of kv + n k for k = 0 .. steps - 1."""
-    return steps * float(kv) + n * (steps * (steps - 1.0) / 2)
-
-
-@njit(cache=True, error_model="numpy")
-def note(log: Records, counters: Ints, e: int, engine: Record, running: int, blocks: int) -> None:
-    """Log that the next step of engine e runs so many requests, which then hold so many blocks."""
-    entry = log[counters[LOG_LENGTH]]
-    entry.engine = e
-    entry.step = engine.step
-    entry.time_s = engine.time_s
-    entry.running = running
-    entry.kv_tokens = blocks * engine.block_tokens
-    counters[LOG_LENGTH] += 1
+def victim(requests: Records, engine: Record) -> int:
+    """Who goes when blocks run out: the one admitted last, or the least important."""
+    worst = engine.run_tail
+    if engine.priority:
+        i = engine.run_head
+        while i != NONE:
+            if requests[i].position > requests[worst].position:
+                worst = i
+            i = requests[i].run_next
+    return int(worst)

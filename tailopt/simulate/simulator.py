@@ -2,11 +2,13 @@
 
 import numpy as np
 
-from tailopt.plan import Fleet, Plan
+from tailopt.arrays import Ints
+from tailopt.plan import Fleet, Plan, Policy, View
 from tailopt.run import EngineLog, Run, Stays
 from tailopt.simulate import kernel
-from tailopt.simulate.batch import Batch, prepare
+from tailopt.simulate.ledger import Ledger
 from tailopt.simulate.line_table import LineTable, line_table
+from tailopt.simulate.reference import simulate_policy_reference, simulate_reference
 from tailopt.trace import Trace
 
 
@@ -27,12 +29,17 @@ def simulate(trace: Trace, fleet: Fleet, plan: Plan) -> Run:
     >>> run.output_tokens.tolist(), bool(run.makespan_s == run.finish_s[1])
     ([30, 50, 7, 9], True)
     """
-    batch = prepare(trace, fleet, plan)
+    if plan.review or plan.deadline_s is not None:
+        return simulate_reference(trace, fleet, plan)
+    batch = Ledger(trace, fleet)
+    orders = batch.begin(plan)
     n, m = trace.n_requests, len(batch.fleet.engines)
-    widest = int(min(batch.max_running.max(), n))
+    max_running = np.array([batch.max_running(e) for e in range(m)])
+    widest = int(min(max_running.max(), n))
     lines = line_table(batch.fleet, widest)
-    own = np.concatenate([np.zeros(0, dtype=np.int64), *batch.queue])
-    engines = _engines(batch, lines)
+    queue = [orders.queue[e] for e in range(m)]
+    own = np.concatenate([np.zeros(0, dtype=np.int64), *queue])
+    engines = _engines(batch, lines, max_running, queue)
     requests, runs = _requests(trace, batch), np.zeros(2 * n, dtype=kernel.RUN)
     heaps = np.empty((m, min(widest, 4 * n // m + 64)), dtype=np.int64)
     phases = np.zeros((m, int(engines["block_tokens"].max())), dtype=np.int64)
@@ -40,8 +47,8 @@ def simulate(trace: Trace, fleet: Fleet, plan: Plan) -> Run:
     counters = np.zeros(3, dtype=np.int64)
     while True:
         code = kernel.run(
-            requests, runs, engines, heaps, phases, own, batch.shared_start, batch.shared_member,
-            batch.shared_arrival_s, log, stays, counters, lines.base_s, lines.slope_s, lines.pieces,
+            requests, runs, engines, heaps, phases, own, orders.unit_start, orders.unit_member,
+            orders.unit_s, log, stays, counters, lines.base_s, lines.slope_s, lines.pieces,
         )  # fmt: skip
         if code == kernel.LOG_FULL:
             log = np.concatenate([log, np.empty_like(log)])
@@ -51,15 +58,13 @@ def simulate(trace: Trace, fleet: Fleet, plan: Plan) -> Run:
             heaps = np.concatenate([heaps, np.empty_like(heaps)], axis=1)[:, :widest].copy()
         else:
             break
-    return _run(
-        batch, plan, requests, log[: counters[kernel.LOG_LENGTH]], stays[: counters[kernel.STAYS_LENGTH]]
-    )
+    return _run(batch, requests, log[: counters[kernel.LOG_LENGTH]], stays[: counters[kernel.STAYS_LENGTH]])
 
 
-def _requests(trace: Trace, batch: Batch) -> kernel.Records:
+def _requests(trace: Trace, batch: Ledger) -> kernel.Records:
     requests = np.zeros(trace.n_requests, dtype=kernel.REQUEST)
     requests["prompt_tokens"] = trace.context_tokens
-    requests["output_tokens"] = trace.output_tokens
+    requests["output_tokens"] = batch.limit
     requests["arrival_s"] = trace.arrival_s
     requests["engine"] = requests["chain"] = kernel.NONE
     for time in ("start_s", "first_token_s", "finish_s"):
@@ -75,39 +80,42 @@ def _requests(trace: Trace, batch: Batch) -> kernel.Records:
     return requests
 
 
-def _engines(batch: Batch, lines: LineTable) -> kernel.Records:
+def _engines(batch: Ledger, lines: LineTable, max_running: Ints, queue: list[Ints]) -> kernel.Records:
     shapes = [batch.fleet.shape_of(e) for e in range(len(batch.fleet.engines))]
     engines = np.zeros(len(shapes), dtype=kernel.ENGINE)
     engines["shape"] = lines.shape
-    engines["max_running"] = batch.max_running
+    engines["max_running"] = max_running
     engines["token_budget"] = [shape.token_budget for shape in shapes]
     engines["block_tokens"] = [shape.block_tokens for shape in shapes]
     engines["prefix_caching"] = [shape.prefix_caching for shape in shapes]
-    engines["blocks"] = engines["free"] = engines["blank"] = batch.blocks
+    engines["blocks"] = engines["free"] = engines["blank"] = [
+        shape.kv_capacity_tokens // shape.block_tokens for shape in shapes
+    ]
     engines["prefill_s"] = [1 / shape.prefill_tokens_per_s for shape in shapes]
     for end in ("queue_head", "queue_tail", "wait_head", "wait_tail", "run_tail", "prefilling"):
         engines[end] = kernel.NONE
-    engines["end_own"] = np.cumsum([len(queue) for queue in batch.queue])
-    engines["next_own"] = engines["end_own"] - [len(queue) for queue in batch.queue]
+    engines["end_own"] = np.cumsum([len(queue) for queue in queue])
+    engines["next_own"] = engines["end_own"] - [len(queue) for queue in queue]
     engines["hungry"] = True
     return engines
 
 
-def _run(
-    batch: Batch, plan: Plan, requests: kernel.Records, log: kernel.Records, stays: kernel.Records
-) -> Run:
+def _run(batch: Ledger, requests: kernel.Records, log: kernel.Records, stays: kernel.Records) -> Run:
     log = log[np.argsort(log["engine"], kind="stable")]
     logged, stayed = (
         ("engine", "step", "time_s", "running", "kv_tokens"),
         ("request", "engine", "start_s", "end_s"),
     )
     columns = ("engine", "start_s", "first_token_s", "finish_s", "preemptions")
-    return Run.without_reviews(
-        backend="simulated",
-        fleet=batch.fleet,
-        plan=plan,
+    return batch.run(
+        "simulated",
         output_tokens=np.ascontiguousarray(requests["generated"]),
         log=EngineLog(**{name: np.ascontiguousarray(log[name]) for name in logged}),
         stays=Stays(**{name: np.ascontiguousarray(stays[name]) for name in stayed}),
         **{column: np.ascontiguousarray(requests[column]) for column in columns},
     )
+
+
+def simulate_policy(trace: Trace, policy: Policy, view: View) -> Run:
+    """Carry out ``policy`` for the batch ``trace``, of which ``view`` is what it may see at the start."""
+    return simulate_policy_reference(trace, policy, view)

@@ -31,6 +31,14 @@ decode differ only in how many tokens are missing. One step:
    step that samples its last token, and releases its blocks then, finished ones in running order. The KV of
    a last token is never computed: a request needs ``prompt + output - 1`` tokens of cache.
 
+6. **Drafts** (speculative decoding; not compared with vLLM's own scheduler). A request that sampled in the
+   step before, and was not preempted since, is scheduled with ``lookahead`` drafted tokens behind its missing
+   one: they take their part of the budget and their blocks of cache. It then samples one token and as many
+   more as were accepted; the driver says how many. What was rejected is computed anew; its blocks stay held,
+   and of those only what ends within the request's tokens is findable.
+7. **KV from elsewhere.** A request may come with the KV of all its tokens but the last, from another engine:
+   its admission needs the same blocks, and computes one token.
+
 Block 0 is never given out: of ``blocks``, requests share ``blocks - 1``. Aborts take effect between steps.
 A request that is aborted and submitted again with its generated tokens as part of the prompt finds what
 survives of its blocks if it names the same ``sequence``.
@@ -41,7 +49,7 @@ before its prefill is complete, and the only contents of which several copies ex
 shared prompt that ends with that block: each request with just this prompt computes its own.
 
 Scope: one full-attention KV cache group, decoder-only, forced output lengths, asynchronous scheduling off,
-no speculative decoding, no LoRA, no KV connector, pipeline degree 1, ``max_num_active_seqs`` and
+no LoRA, no KV connector, pipeline degree 1, ``max_num_active_seqs`` and
 ``long_prefill_token_threshold_adaptive`` unset. Within it no difference to vLLM 0.32.0 is known, except
 that a request which outgrows the whole cache is an :class:`InputError` here, where vLLM waits for ever (its
 own start-up check of ``max_model_len`` keeps such requests away). Two things that vLLM does and that look
@@ -51,8 +59,8 @@ but without ``reserve_full_prompt``, two requests in prefill can preempt each ot
 """
 
 import bisect
-from collections.abc import Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from tailopt.errors import InputError
@@ -74,6 +82,7 @@ class Limits:
         long_prefill_tokens: longest chunk of one request, 0 for no limit (``long_prefill_token_threshold``).
         reserve_full_prompt: (``scheduler_reserve_full_isl``).
         watermark: share of the blocks kept free when a request is admitted (``watermark``).
+        lookahead: tokens drafted for each request that decodes (``num_speculative_tokens``).
     """
 
     blocks: int
@@ -86,6 +95,7 @@ class Limits:
     long_prefill_tokens: int = 0
     reserve_full_prompt: bool = True
     watermark: float = 0.0
+    lookahead: int = 0
 
     def __post_init__(self) -> None:
         for what, least in (
@@ -93,12 +103,14 @@ class Limits:
             ("block_tokens", 1),
             ("max_running", 1),
             ("long_prefill_tokens", 0),
+            ("lookahead", 0),
         ):
             if getattr(self, what) < least:
                 raise InputError(f"engine: {what}: expected at least {least}, got {getattr(self, what)}")
-        if self.token_budget < self.max_running:
+        most = self.max_running * (1 + self.lookahead)
+        if self.token_budget < most:
             raise InputError(
-                f"engine: token_budget: expected at least max_running, {self.max_running}, "
+                f"engine: token_budget: expected at least max_running * (1 + lookahead), {most}, "
                 f"got {self.token_budget}"
             )
         if self.policy not in ("fcfs", "priority"):
@@ -122,6 +134,7 @@ class Request:
         sequence: who its other tokens belong to, ``number`` by default. A request that continues another one
             names that one's sequence.
         priority, arrival: under priorities lower ones are served first; then earlier ones.
+        kv_tokens: of the prompt, how many come with their KV from elsewhere.
     """
 
     number: int
@@ -131,6 +144,7 @@ class Request:
     sequence: Hashable = None
     priority: int = 0
     arrival: float = 0.0
+    kv_tokens: int = 0
 
     @property
     def rank(self) -> tuple[int, float, int]:
@@ -168,6 +182,8 @@ class _State:
     path: Path
     tokens: int
     computed: int = 0
+    kv_tokens: int = 0  # come with it at its first admission
+    drafting: bool = False
 
 
 class Scheduler:
@@ -214,6 +230,14 @@ class Scheduler:
         state = self._states[number]
         return state.tokens - state.request.prompt_tokens
 
+    def computed(self, number: int) -> int:
+        """Tokens of a running request whose KV is in the cache."""
+        return self._states[number].computed
+
+    def drafts(self, number: int) -> bool:
+        """Whether tokens are drafted for a request in its next step."""
+        return self._states[number].drafting
+
     def add(self, request: Request) -> None:
         """Let a request wait.
 
@@ -230,7 +254,7 @@ class Scheduler:
         self._check_size(request, request.prompt_tokens)
         own = request.number if request.sequence is None else request.sequence
         path = Path(("group", request.group), request.shared_tokens // self.limits.block_tokens, ("own", own))
-        self._states[request.number] = _State(request, path, request.prompt_tokens)
+        self._states[request.number] = _State(request, path, request.prompt_tokens, 0, request.kv_tokens)
         self._wait(request, front=False)
 
     def abort(self, number: int) -> None:
@@ -241,6 +265,15 @@ class Scheduler:
             self.cache.release(number)
         else:
             self.waiting.remove(number)
+
+    def limit_running(self, most: int) -> None:
+        """Run no more requests at once than this from now on; those that run already go on."""
+        self.limits = replace(self.limits, max_running=most)
+
+    def prioritize(self, number: int, priority: int) -> None:
+        """Give a running request another priority, between two steps."""
+        state = self._states[number]
+        state.request = replace(state.request, priority=priority)
 
     def schedule(self) -> Step:
         """Decide the next step and let it compute its tokens.
@@ -259,7 +292,8 @@ class Scheduler:
         while position < len(self.running) and budget > 0:
             number = self.running[position]
             state = self._states[number]
-            chunk = Chunk(state.computed, min(state.tokens - state.computed, longest, budget))
+            missing = state.tokens - state.computed + (limits.lookahead if state.drafting else 0)
+            chunk = Chunk(state.computed, min(missing, longest, budget))
             lacking = limits.blocks_of(sum(chunk)) - cache.held(number)
             while lacking > cache.free and number not in preempted:
                 victim = self._victim()
@@ -280,7 +314,7 @@ class Scheduler:
             number = self.waiting[0]
             state = self._states[number]
             hit = cache.lookup(state.path, (state.tokens - 1) // limits.block_tokens)
-            start = hit.blocks * limits.block_tokens
+            start = max(hit.blocks * limits.block_tokens, state.kv_tokens)
             missing = min(state.tokens - start, longest)
             if missing > budget and not limits.chunked_prefill:
                 break
@@ -291,6 +325,7 @@ class Scheduler:
                 self._check_size(state.request, must_fit)
                 break
             self.running.append(self.waiting.pop(0))
+            state.kv_tokens = 0
             cache.admit(number, state.path, hit)
             self._compute(number, chunk)
             chunks[number] = chunk
@@ -298,14 +333,19 @@ class Scheduler:
             budget -= chunk.tokens
 
         for number, chunk in chunks.items():
-            self._states[number].computed = sum(chunk)
+            self._states[number].computed = min(sum(chunk), self._states[number].tokens)
         self._sampling = tuple(r for r in chunks if self._states[r].computed == self._states[r].tokens)
         return Step(chunks, tuple(admitted), tuple(preempted), self._sampling)
 
-    def update(self, finished: Collection[int] = ()) -> None:
-        """End the step: its ``sampling`` requests gain a token, those of them in ``finished`` leave."""
+    def update(self, finished: Collection[int] = (), gained: Mapping[int, int] | None = None) -> None:
+        """End the step: its ``sampling`` requests gain a token, those of them in ``finished`` leave.
+
+        ``gained`` says how many tokens each gains if it is not one.
+        """
         for number in self._sampling:
-            self._states[number].tokens += 1
+            state = self._states[number]
+            state.tokens += 1 if gained is None else gained[number]
+            state.computed, state.drafting = state.tokens - 1, True
             if number in finished:
                 self.cache.release(number)
                 self.running.remove(number)
@@ -314,7 +354,8 @@ class Scheduler:
 
     def _compute(self, number: int, chunk: Chunk) -> None:
         self.cache.grow(number, self.limits.blocks_of(sum(chunk)))
-        self.cache.make_findable(number, sum(chunk) // self.limits.block_tokens)
+        known = min(sum(chunk), self._states[number].tokens)
+        self.cache.make_findable(number, known // self.limits.block_tokens)
 
     def _victim(self) -> int:
         if self.limits.policy == "fcfs":
@@ -325,6 +366,7 @@ class Scheduler:
         self.running.remove(number)
         self.cache.release(number)
         self._states[number].computed = 0
+        self._states[number].drafting = False
         self._wait(self._states[number].request, front=True)
 
     def _wait(self, request: Request, *, front: bool) -> None:
