@@ -46,7 +46,7 @@ from scipy.optimize import least_squares
 
 from tailopt.arrays import Floats
 from tailopt.engine.catalogue import bundled_engines, load_engine, write_profile
-from tailopt.engine.profile import EngineProfile, ShapeProfile
+from tailopt.engine.profile import Draft, EngineProfile, ShapeProfile
 from tailopt.engine.step_time import Affine, MaxAffine, Power, StepTime
 from tailopt.errors import InputError
 
@@ -98,6 +98,7 @@ class Recipe:
     expert_parallel: bool = False
     length_scale: float = 1.0
     min_osl: int = 0
+    drafts: tuple[Draft, ...] = ()
 
     def kv_share(self, tp: int) -> float:
         """Share of the KV cache that one of ``tp`` GPUs holds (and reads every step)."""
@@ -138,6 +139,20 @@ KV_FP8 = (
     "The KV cache is FP8, as the benchmark's scripts set it; the TP1 runs agree, where 45 to 48 requests of"
     " about 8000 tokens decode together however many are in flight. The benchmark serves "
     "Llama-3.3-70B-Instruct-FP8, which has the same shape."
+)
+MTP_OF_DEEPSEEK = Draft(
+    "mtp",
+    acceptance=0.85,
+    step_fraction=0.042,
+    most_tokens=1,
+    source=(
+        "acceptance: 85 to 90 % for the second token of DeepSeek-V3, one token drafted (DeepSeek-V3 "
+        "Technical Report, arXiv 2412.19437, section 5.4.3), not measured for R1; less for further tokens: "
+        "3.1 to 3.2 tokens a step with seven drafted (model card of nebius/MTP-DeepSeek-V3-0324), as 0.70 "
+        "for each would give. step_fraction: computed, share of the active parameters without embeddings, "
+        "(2.4 - 0.9) / (36.7 - 0.9) billion (README_WEIGHTS.md, github.com/deepseek-ai/DeepSeek-V3 commit "
+        "0b39205aed0d4b1f9a2798e8551e4059c8f94b0c)"
+    ),
 )
 RANDOM_LENGTHS = ("Lengths were drawn between 80 and 100 % of the nominal isl and osl; the fit takes 90 %.",)
 
@@ -286,6 +301,7 @@ RECIPES = (
             "c is at its floor, the time to read the KV cache at peak bandwidth; unbounded, the fit would "
             "give 0 (residuals then 1.2 % median, 2.5 % worst), against physics.",
         ),
+        drafts=(MTP_OF_DEEPSEEK,),
     ),
     Recipe(
         name="h100-qwen3-235b-fp8-trtllm",
@@ -488,6 +504,7 @@ def serving_profile(recipe: Recipe) -> EngineProfile:
             prefill_tokens_per_s=_round(1 / fit.d_s),
             kv_capacity_tokens=capacity,
             max_running=min(recipe.max_running or n_max, 2 * n_max),
+            drafts=recipe.drafts,
             fit=f"{text}; prefill from the same fit; n < {n_min} and n > {n_max} extrapolated",
         )
     return _profile(recipe, shapes, (recipe.source,))

@@ -264,7 +264,8 @@ step_time = st.one_of(
 )
 term = st.floats(0, 1e3)
 draft = st.builds(
-    Draft, text, st.floats(0, 1), st.none() | step_time, term, term, term, st.just("") | text
+    Draft, text, st.floats(0, 1), st.none() | step_time, term, term, term, st.integers(1, 64),
+    st.just("") | text,
 )  # fmt: skip
 shape = st.builds(
     ShapeProfile, st.integers(1, 64), step_time, number, st.integers(1, 2**40), st.integers(1, 5000),

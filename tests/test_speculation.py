@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tailopt.engine.profile import Draft, ShapeProfile
 from tailopt.engine.speculation import (
-    MOST_DRAFT_TOKENS,
     TOKEN,
     Speculation,
     decoding,
@@ -24,6 +23,7 @@ from tests.strategies import step_times
 
 N_MAX = 12
 CAPACITY = 5000
+MOST = 8
 
 shares = st.floats(0, 1)
 small = st.floats(0, 0.5)
@@ -32,7 +32,7 @@ small = st.floats(0, 0.5)
 @st.composite
 def drafts(draw: st.DrawFn) -> Draft:
     own = draw(st.one_of(st.none(), step_times()))
-    return Draft("any", draw(shares), own, draw(small), draw(small), draw(small), "made up")
+    return Draft("any", draw(shares), own, draw(small), draw(small), draw(small), MOST, "made up")
 
 
 @st.composite
@@ -125,7 +125,7 @@ def test_no_drafts_is_no_speculation_to_the_byte(shape: ShapeProfile) -> None:
 @given(shapes(), st.integers(0, 400))
 def test_the_best_k_is_never_worse_than_one_k_for_all(shape: ShapeProfile, context: int) -> None:
     best = decoding(shape, Speculation("any", None, None, context), N_MAX)
-    for k in range(MOST_DRAFT_TOKENS + 1):
+    for k in range(MOST + 1):
         fixed = decoding(shape, Speculation("any", k), N_MAX)
         for n in range(1, N_MAX + 1):
             kv_tokens = n * (context + 1)
@@ -138,7 +138,7 @@ def test_the_best_k_takes_as_long_as_that_k(
     shape: ShapeProfile, context: int, n: int, kv_tokens: int
 ) -> None:
     best = decoding(shape, Speculation("any", None, None, context), N_MAX)
-    all_k = [decoding(shape, Speculation("any", k), N_MAX) for k in range(MOST_DRAFT_TOKENS + 1)]
+    all_k = [decoding(shape, Speculation("any", k), N_MAX) for k in range(MOST + 1)]
     same = [one for one in all_k if one.tokens[n] == best.tokens[n]]
     seconds = best.seconds(n, kv_tokens)
     assert any(seconds == pytest.approx(one.seconds(n, kv_tokens), rel=1e-9) for one in same)
@@ -174,6 +174,9 @@ def test_the_best_k_keeps_to_the_token_budget() -> None:
     shape = ShapeProfile(1, Affine(1.0, 0.0), 64.0, 1000, 10, 35, drafts=(Draft("any", 1.0),))
     assert decoding(shape, Speculation("any"), 10).lookahead == 2
     assert decoding(shape, Speculation("any"), 4).lookahead == 7
+    shape = replace(shape, drafts=(Draft("any", 1.0, most_tokens=3),))
+    assert decoding(shape, Speculation("any"), 4).lookahead == 3
+    assert decoding(shape, Speculation("any", 6), 4).lookahead == 6
 
 
 def test_few_requests_speculate_and_many_do_not() -> None:
@@ -221,6 +224,8 @@ def test_bad_terms() -> None:
         decoding(replace(shape, drafts=(Draft("a", 0.1),)), Speculation("b"), 4)
     with pytest.raises(InputError, match=r"acceptance: expected a number from 0 to 1, got 1\.5"):
         Draft("a", 1.5)
+    with pytest.raises(InputError, match="draft a: most_tokens: expected 1 to 64, got 0"):
+        Draft("a", 0.5, most_tokens=0)
     with pytest.raises(InputError, match="wake_s: expected a number from 0"):
         replace(shape, wake_s=float("nan"))
     with pytest.raises(InputError, match=r"acceptance\[0\]: expected at most 1"):

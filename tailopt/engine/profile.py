@@ -28,6 +28,8 @@ class Draft:
             requests: heads that sit on the model, as MTP and EAGLE.
         seconds: per step that drafts, whatever runs.
         seconds_per_request: per step that drafts and request: looking up n-grams on the host.
+        most_tokens: tokens drafted a step at most where the best number is chosen: as far as ``acceptance``
+            holds, which falls from token to token.
         source: where the numbers come from.
     """
 
@@ -37,15 +39,23 @@ class Draft:
     step_fraction: float = 0.0
     seconds: float = 0.0
     seconds_per_request: float = 0.0
+    most_tokens: int = 8
     source: str = ""
 
     def __post_init__(self) -> None:
         if not self.method:
             raise InputError("draft: method: expected a name")
+        if not 1 <= self.most_tokens <= MOST_DRAFT_TOKENS:
+            raise InputError(
+                f"draft {self.method}: most_tokens: expected 1 to {MOST_DRAFT_TOKENS}, got {self.most_tokens}"
+            )
         _check_between(f"draft {self.method}: acceptance", self.acceptance, 0.0, 1.0)
         for what in ("step_fraction", "seconds", "seconds_per_request"):
             _check_between(f"draft {self.method}: {what}", getattr(self, what), 0.0, MOST_S)
 
+
+MOST_DRAFT_TOKENS = 64
+"""Tokens drafted a step."""
 
 MOST_S = 1e6
 """Of a term in seconds."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from tailopt.engine.profile import Draft, EngineProfile, ShapeProfile
+from tailopt.engine.profile import MOST_DRAFT_TOKENS, Draft, EngineProfile, ShapeProfile
 from tailopt.engine.step_time import Affine, MaxAffine, Power, StepTime, Table
 from tailopt.errors import InputError
 
@@ -81,6 +81,7 @@ class DraftModel(_Model):
     step_fraction: Term = 0.0
     seconds: Term = 0.0
     seconds_per_request: Term = 0.0
+    most_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFT_TOKENS)] = 8
     source: str = ""
     step_time: AnyStepTime | None = None
 

@@ -32,15 +32,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tailopt.arrays import Floats, Ints, assign, floats
-from tailopt.engine.profile import Draft, ShapeProfile
+from tailopt.engine.profile import MOST_DRAFT_TOKENS, Draft, ShapeProfile
 from tailopt.engine.step_time import Affine, Lines, MaxAffine, StepTime
 from tailopt.errors import InputError
 
 TOKEN = 1 << 20
 """Units that one token counts in :attr:`Decoding.tokens`."""
-
-MOST_DRAFT_TOKENS = 8
-"""Tokens drafted a step at most where the model chooses."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,8 @@ class Speculation:
 
     Attributes:
         method: a draft method of the engine's profile, such as ``"ngram"``, ``"mtp"`` or ``"draft"``.
-        draft_tokens: tokens drafted a step, k; None: the best k for each concurrency, up to
-            ``MOST_DRAFT_TOKENS`` and as far as the engine's token budget goes.
+        draft_tokens: tokens drafted a step, k; None: the best k for each concurrency, up to the method's
+            ``most_tokens`` and as far as the engine's token budget goes.
         acceptance: chance that a drafted token is accepted if those before it are; None for the profile's.
         context_tokens: context of a request at which the best k is chosen; of no effect if k is given.
     """
@@ -63,7 +60,10 @@ class Speculation:
     def __post_init__(self) -> None:
         if not isinstance(self.method, str) or not self.method:
             raise InputError(f"speculation: method: expected a name, got {self.method!r:.60}")
-        whole = [("draft_tokens", self.draft_tokens, 64), ("context_tokens", self.context_tokens, 2**31 - 1)]
+        whole = [
+            ("draft_tokens", self.draft_tokens, MOST_DRAFT_TOKENS),
+            ("context_tokens", self.context_tokens, 2**31 - 1),
+        ]
         for what, value, most in whole:
             if value is None and what == "draft_tokens":
                 continue
@@ -224,7 +224,7 @@ class _Choices:
         draft = shape.draft(speculation.method)
         acceptance = draft.acceptance if speculation.acceptance is None else speculation.acceptance
         if speculation.draft_tokens is None:
-            most = min(MOST_DRAFT_TOKENS, shape.token_budget // max(n_max, 1) - 1)
+            most = min(draft.most_tokens, shape.token_budget // max(n_max, 1) - 1)
             drafted = np.arange(max(0, most) + 1)
         else:
             drafted = np.array([speculation.draft_tokens])
