@@ -12,6 +12,7 @@ from tailopt.cli.errors import check_streams, plain_errors
 from tailopt.cli.fit import fit
 from tailopt.cli.listings import engines, policies, traces
 from tailopt.cli.oracle import oracle
+from tailopt.cli.replay import replay
 
 app = typer.Typer(
     help="Compare scheduling policies for LLM RL rollouts against a certified optimum, on real traces.",
@@ -23,6 +24,7 @@ app = typer.Typer(
 COMMANDS = (
     compare,
     oracle,
+    replay,
     traces,
     engines,
     policies,

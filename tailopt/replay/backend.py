@@ -89,6 +89,7 @@ class _Seat:
     asked_s: float = 0.0  # when it was told to start or to close
     heard_s: float = 0.0
     drain_s: float = 0.0
+    ended_s: float = 0.0  # when it was to close and had ended its last step
     paused: bool = True
     owes: bool = False  # an answer to a pause or an abort
     deaths: int = 0
@@ -390,6 +391,7 @@ class EngineBackend:
             place = self.ledger.places[seat.number]
             if place.index is None:
                 seat.drain_s = max(place.last_s - reached_s, 0.0)
+                seat.ended_s = reached_s + seat.drain_s
                 seat.asked_s, seat.heard_s = time.monotonic(), time.monotonic()
                 if seat.link is None:
                     self._closed(seat)
@@ -428,7 +430,7 @@ class EngineBackend:
     def _closed(self, seat: _Seat) -> None:
         seat.state, seat.link = "closed", None
         sleep_s = time.monotonic() - seat.asked_s
-        t = self.ledger.places[seat.number].last_s
+        t = seat.ended_s
         parts = {"drain_s": seat.drain_s, "sleep_s": sleep_s}
         self._note({"kind": "close", "t": t, "engine": seat.number, **parts})
         for other in self._seats:

