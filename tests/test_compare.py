@@ -20,7 +20,7 @@ from tailopt.report.machine import to_csv, to_json
 from tailopt.spec import Spec
 from tailopt.trace import Trace
 
-DYNAMIC = {"shared_queue"}
+DYNAMIC = {"shared_queue", "dyn", "split", "steal", "rebalance"}
 
 
 def small_trace(seed: int, prompts: int = 8, samples: int = 4) -> Trace:

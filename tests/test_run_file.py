@@ -20,7 +20,7 @@ from tailopt.plan import DROPPED, Engine, Fleet, Plan, ReviewPoint, View
 from tailopt.policies import POLICIES, resolve_policy
 from tailopt.run import EngineLog, Moves, Review, Run, Spans, Stays
 from tailopt.run_file import read_run, write_run
-from tailopt.simulate import simulate
+from tailopt.simulate import simulate, simulate_policy
 from tailopt.trace import Trace
 
 
@@ -128,8 +128,7 @@ def test_round_trip(groups, policy, engine, engines):
     trace = Trace.of(groups, prompt_tokens=20)
     profile = load_engine(engine)
     fleet = Fleet.of(profile, f"{engines}xTP{min(profile.shapes)}")
-    plan = resolve_policy(policy)(View.at_start(trace, fleet, trace.output_tokens))
-    run = simulate(trace, fleet, plan)
+    run = simulate_policy(trace, resolve_policy(policy), View.at_start(trace, fleet, trace.output_tokens))
     with TemporaryDirectory() as parent:
         write_run(run, Path(parent) / "run")
         assert_equal(read_run(Path(parent) / "run"), run)
