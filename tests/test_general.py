@@ -1,6 +1,7 @@
 """General step times: priced staircase and local search, against brute force and slow definitions."""
 
 from dataclasses import replace
+from fractions import Fraction
 from itertools import combinations, product
 
 import numpy as np
@@ -16,9 +17,11 @@ from tailopt.oracle.bound_and_fill import plan_of, staircase
 from tailopt.oracle.brute import brute_force
 from tailopt.oracle.check import check
 from tailopt.oracle.check_general import check_priced
-from tailopt.oracle.lagrangian import PricedBound, labels, priced_bound
+from tailopt.oracle.lagrangian import Ascent, Asked, PricedBound, labels, priced_bound
 from tailopt.oracle.lagrangian_kernel import most_collected, tabulate, worth
 from tailopt.oracle.lagrangian_minorant import concave_minorants, ray_minorants
+from tailopt.oracle.lagrangian_search import PricedSearch
+from tailopt.oracle.lagrangian_search_kernel import FOUND, GIVEN_UP, REFUTED
 from tailopt.oracle.local_search import local_search
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.solve import solve
@@ -231,7 +234,7 @@ def test_prices_beat_every_chord() -> None:
     assert isinstance(after.bound_argument, PricedBound)
     assert before.gap > 0.1
     assert after.gap < 0.01
-    assert check(after, CONCAVE).argument == "prices"
+    assert check(after, CONCAVE).argument.startswith("prices")
 
 
 def test_the_same_seed_gives_the_same_certificate() -> None:
@@ -250,16 +253,16 @@ def test_a_time_limit_keeps_the_best() -> None:
 def test_an_interrupt_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     from tailopt.oracle import lagrangian
 
-    moved = lagrangian._Priced.moved
+    moved = lagrangian.Priced.moved
     calls = []
 
-    def interrupted(self: lagrangian._Priced, target_s: float) -> np.ndarray:
+    def interrupted(self: lagrangian.Priced, target_s: float) -> np.ndarray:
         calls.append(target_s)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return moved(self, target_s)
 
-    monkeypatch.setattr(lagrangian._Priced, "moved", interrupted)
+    monkeypatch.setattr(lagrangian.Priced, "moved", interrupted)
     bound = priced(CONCAVE, iterations=50)
     assert bound is not None
     assert len(calls) == 3
@@ -314,10 +317,107 @@ def test_every_kind_of_step_time_is_certified(tau: StepTime, atomic: bool) -> No
     check(after, problem)
 
 
-def test_pieces_that_differ_in_context_are_left_to_the_staircase() -> None:
+def test_pieces_that_differ_in_context_are_mixed() -> None:
+    """A kink: short batches run on the flat piece and long ones on the steep one, on engines of one fleet."""
     kinked = Problem(CONCAVE.trace, fleet_of(MaxAffine(((3e-3, 0.0, 1e-8), (1e-3, 2e-4, 2e-8))), 4))
-    assert priced(kinked) is None
+    bound = priced(kinked, iterations=8)
+    assert bound is not None
+    assert len(bound.minorants) == 2
+    assert check_priced(bound, kinked) == (Fraction(bound.lower_s), "prices")
+    alone = [priced(Problem(CONCAVE.trace, fleet_of(Affine(*piece), 4)), iterations=8)
+             for piece in ((3e-3, 0.0, 1e-8), (1e-3, 2e-4, 2e-8))]  # fmt: skip
+    assert all(one is not None and one.lower_s < bound.lower_s for one in alone)
     check(solve(kinked, method="lagrangian"), kinked)
+
+
+def searched(problem: Problem, iterations: int = 6) -> tuple[PricedSearch, float]:
+    """The search at prices after a few steps, and the makespan of the plan that they started from."""
+    units, certificate = units_of(problem), staircase(problem)
+    engine_of = certificate.plan.engine_of[[members[0] for members in units.members]]
+    ascent = Ascent(Asked(problem, units, engine_of, certificate.upper_s))
+    ascent.climb(iterations)
+    assert ascent.best is not None
+    return PricedSearch(ascent.best), certificate.upper_s
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(
+    traces(most_groups=5, most_samples=2, longest=9, prompts=6),
+    concave_step_times(), st.integers(1, 3), st.booleans(), st.floats(0.5, 1.0),
+)  # fmt: skip
+def test_search_refutes_what_no_plan_attains(
+    trace: Trace, tau: StepTime, engines: int, atomic: bool, share: float
+) -> None:
+    assume(trace.n_requests <= 6)
+    problem = Problem(trace, fleet_of(tau, engines), atomic)
+    search, upper_s = searched(problem)
+    optimum_s, _ = brute_force(problem, orders=False)
+    for trial_s in (share * upper_s, optimum_s * (1 - 1e-7), optimum_s * (1 + 1e-7)):
+        outcome, states, places, engine_of = search.explore(trial_s, 10_000)
+        assert outcome != GIVEN_UP
+        if outcome == REFUTED:
+            assert trial_s <= optimum_s * SLACK
+            bound = search.priced.argument(trial_s, places, states)
+            assert check_priced(bound, problem) == (Fraction(trial_s), "prices and search")
+        else:
+            plan = plan_of(problem, units_of(problem), engine_of)
+            assert search.asked.seconds_of(engine_of) <= trial_s * SLACK
+            assert simulate(trace, problem.fleet, plan).makespan_s >= optimum_s / SLACK
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.data())
+def test_search_on_any_engines(data: st.DataObject) -> None:
+    """What is refuted where step times are no concave function, slots few and caches small."""
+    trace = data.draw(traces(most_groups=3, most_samples=2, longest=8, prompts=6))
+    assume(trace.n_requests <= 4)
+    problem = Problem(trace, data.draw(fleets(trace, step_times(), most_engines=2)), data.draw(st.booleans()))
+    search, upper_s = searched(problem)
+    found = search.narrow(0.0, upper_s, 10_000, np.inf)
+    optimum_s, _ = brute_force(problem)
+    assert found.lower_s <= optimum_s * SLACK
+    if found.lower_s > 0:
+        check_priced(search.priced.argument(found.lower_s, found.places, found.states), problem)
+
+
+def test_search_proves_what_prices_leave_open() -> None:
+    bound = priced(CONCAVE, iterations=40)
+    assert bound is not None
+    certificate = solve(CONCAVE, method="lagrangian", time_limit_s=20)
+    assert bound.lower_s < certificate.upper_s * (1 - 1e-4)
+    assert certificate.gap <= 1e-4
+    assert check(certificate, CONCAVE).argument == "prices and search"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda b: replace(b, lower_s=b.lower_s * 1.01), "may pay all prices"),
+        (lambda b: replace(b, places=b.places - 1), "may pay all prices"),
+        (lambda b: replace(b, places=-1), "more requests are placed"),
+        (lambda b: replace(b, places=1_000), "more requests are placed"),
+        (lambda b: replace(b, prices=b.prices[::-1]), "may pay all prices"),
+        (lambda b: replace(b, multipliers=((1e9,), *b.multipliers)), "multipliers are too large"),
+    ],
+)  # fmt: skip
+def test_checker_refuses_a_changed_search(change, complaint: str) -> None:
+    search, upper_s = searched(CONCAVE, iterations=40)
+    found = search.narrow(0.0, upper_s, 5_000, np.inf)
+    bound = search.priced.argument(found.lower_s, found.places, found.states)
+    check_priced(bound, CONCAVE)
+    with pytest.raises(InputError, match=complaint):
+        check_priced(change(bound), CONCAVE)
+
+
+def test_one_choice_of_engines_is_tried_once() -> None:
+    """Three equal requests on two alike engines: two ways to begin, and a third request either way."""
+    problem = Problem(Trace.of([[10], [10], [10]]), fleet_of(Affine(1.0, 0.1), 2))
+    search, _ = searched(problem)
+    outcome, states, places, _ = search.explore(1e-3, 100)
+    assert (outcome, states, places) == (REFUTED, 0, 1)
+    outcome, states, _, _ = search.explore(100.0, 100)
+    assert outcome == FOUND
+    assert states == 1 + 2 + 2
 
 
 def test_an_affine_step_time_is_as_good_as_by_the_staircase() -> None:

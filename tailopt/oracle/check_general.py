@@ -2,9 +2,11 @@
 
 The functions lie below the step times and are concave; a dynamic program of its own, in whole numbers that
 are rounded in the engines' favour, says what an engine can collect by its leader; and no choice of leaders
-collects the prices of all requests.
+collects the prices of all requests. Or the longest requests are placed in all ways, breadth first, with all
+states of one place in arrays, and after some place there is no way left in which all prices may be collected.
 """
 
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from math import ceil, floor
@@ -19,6 +21,9 @@ from tailopt.oracle.problem import Problem
 
 ALL = 2**56  # all prices together, in whole numbers
 NEVER = -(2**61)
+TICKS = 2**44  # of the makespan
+MOST_STATES = 1_000_000  # after which the checker says that it could not verify the bound
+CHUNK = 256  # states for which it is computed together what engines collect
 
 
 def check_priced(bound: PricedBound, problem: Problem) -> tuple[Fraction, str]:
@@ -33,6 +38,7 @@ def check_priced(bound: PricedBound, problem: Problem) -> tuple[Fraction, str]:
         "the multipliers are not one for each function, or negative",
     )
     require(bound.label_s > 0 and bound.classes >= 1, "the labels have no grid")
+    require(0 <= bound.places <= trace.n_requests, "more requests are placed than there are")
     for minorant in bound.minorants:
         _require_concave_below(minorant, problem)
 
@@ -47,9 +53,10 @@ def check_priced(bound: PricedBound, problem: Problem) -> tuple[Fraction, str]:
         for members, seconds in zip(units, prefill_seconds(problem, units), strict=True)
         for i in members
     }
-    table = _tabulate(bound, problem, order, price, scale, [prefill[i] for i in order])
+    table, rest, cost = _tabulate(bound, problem, order, price, scale, [prefill[i] for i in order])
 
     at_most = [ceil(scale * sum(map(Fraction, one)) * makespan) for one in bound.multipliers]
+    require(max(at_most) < -NEVER // 2, "the multipliers are too large to compute with")
     place: dict[int, int] = {}
     for position, i in enumerate(order):
         place.setdefault(unit_of[i], position)
@@ -57,11 +64,17 @@ def check_priced(bound: PricedBound, problem: Problem) -> tuple[Fraction, str]:
     of_unit = [0] * len(units)
     for i, units_price in zip(order, price, strict=True):
         of_unit[unit_of[i]] += units_price
-    require(
-        _most_collected(value, [0, *accumulate(of_unit)], len(problem.fleet.engines)) < sum(of_unit),
-        f"engines done by {bound.lower_s} s may pay all prices",
-    )
-    return makespan, "prices"
+    prefix = [0, *accumulate(of_unit)]
+    complaint = f"engines done by {bound.lower_s} s may pay all prices"
+    if bound.places == 0:
+        require(_most_collected(value, prefix, len(problem.fleet.engines)) < prefix[-1], complaint)
+        return makespan, "prices"
+    beginnings = _Beginnings(
+        unit=[unit_of[i] for i in order], price=price, value=np.maximum(value, 0), prefix=np.array(prefix),
+        at_most=np.array(at_most), rest=rest, cost=cost, engines=len(problem.fleet.engines),
+    )  # fmt: skip
+    require(beginnings.none_is_left(bound.places), complaint)
+    return makespan, "prices and search"
 
 
 def _require_concave_below(minorant: ConcaveMinorant, problem: Problem) -> None:
@@ -84,6 +97,106 @@ def _sums(rises: list[Fraction], count: int) -> list[Fraction]:
     return list(accumulate([*rises[:count], *(rises[-1],) * (count - len(rises))]))
 
 
+@dataclass(frozen=True, eq=False)
+class _Cost:
+    """What a request costs an engine by how many longer ones it holds, up to the most that it can.
+
+    Attributes:
+        paid: ``[longer ones + 1, k]`` its time at each multiplier.
+        ticks: ``[longer ones + 1, minorants]`` its time.
+        most: how many longer ones it can hold besides; if more than are listed, the cost is that of the last.
+    """
+
+    paid: Ints
+    ticks: Ints
+    most: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Beginnings:
+    """All ways to place the longest requests, as far as they may pay.
+
+    Attributes:
+        unit, price: of each request, longest first.
+        value, prefix: what an engine led by each unit collects, and the sums of the units' prices.
+        at_most: ``[k]`` the makespan at each multiplier.
+        rest, cost: of :func:`_tabulate`.
+        engines: how many.
+    """
+
+    unit: list[int]
+    price: list[int]
+    value: Ints
+    prefix: Ints
+    at_most: Ints
+    rest: list[Ints]
+    cost: list[_Cost]
+    engines: int
+
+    def none_is_left(self, places: int) -> bool:
+        """Whether after so many requests none is left.
+
+        Raises:
+            InputError: if there are more than ``MOST_STATES``.
+        """
+        m, k, minorants = self.engines, len(self.at_most), self.cost[0].ticks.shape[1]
+        held, opened = np.zeros((1, m), dtype=np.int64), np.zeros(1, dtype=np.int64)
+        spent, ticks = np.zeros((1, m, k), dtype=np.int64), np.zeros((1, m, minorants), dtype=np.int64)
+        engine_of = np.full((1, len(self.value)), -1, dtype=np.int16)
+        started, placed, states = 0, 0, 0
+        for i in range(places):
+            u, cost = self.unit[i], self.cost[i]
+            begun = u < started
+            started, placed = max(started, u + 1), placed + self.price[i]
+            after = []
+            for e in range(m):
+                can = engine_of[:, u] == e if begun else opened >= e
+                one = np.flatnonzero(can & (held[:, e] <= cost.most))
+                rank = np.minimum(held[one, e], len(cost.paid) - 1)
+                fits = (ticks[one, e] + cost.ticks[rank] <= TICKS).all(axis=1)
+                one, rank = one[fits], rank[fits]
+                new = [held[one], spent[one], ticks[one], np.maximum(opened[one], e + 1), engine_of[one]]
+                new[0][:, e] += 1
+                new[1][:, e] += cost.paid[rank]
+                new[2][:, e] += cost.ticks[rank]
+                new[4][:, u] = e
+                after.append(new)
+            held, spent, ticks, opened, engine_of = (
+                np.concatenate(parts) for parts in zip(*after, strict=True)
+            )
+            pays = placed + self._collected(i + 1, held, spent, opened)
+            pays = self._with_new_engines(pays, started, m - opened) >= self.prefix[-1]
+            held, spent, ticks, opened, engine_of = (
+                one[pays] for one in (held, spent, ticks, opened, engine_of)
+            )
+            states += len(held)
+            require(states <= MOST_STATES, f"not verified: more than {MOST_STATES} states")
+            if len(held) == 0:
+                return True
+        return False
+
+    def _collected(self, i: int, held: Ints, spent: Ints, opened: Ints) -> Ints:
+        """``[states]`` most that the open engines collect of the requests from i on."""
+        total = np.zeros(len(held), dtype=np.int64)
+        rest = self.rest[i]
+        for e in range(self.engines):
+            for r in np.unique(held[opened > e, e]):
+                states = np.flatnonzero((opened > e) & (held[:, e] == r))
+                row = rest[:, min(r, rest.shape[1] - 1)]
+                for chunk in np.array_split(states, len(states) // CHUNK + 1):
+                    room = self.at_most - spent[chunk, e]
+                    total[chunk] += np.maximum((row + room[:, :, None]).min(axis=1).max(axis=1), 0)
+        return total
+
+    def _with_new_engines(self, so_far: Ints, started: int, engines: Ints) -> Ints:
+        """``[states]`` the same with more engines, each led by a unit that the ones before leave."""
+        richest = np.concatenate([[0], np.maximum.accumulate(self.value[started:])])
+        for count in range(1, self.engines + 1):
+            paid = np.searchsorted(self.prefix[started : len(self.value)], so_far, side="right")
+            so_far = so_far + np.where(engines >= count, richest[paid], 0)
+        return so_far
+
+
 def _tabulate(
     bound: PricedBound,
     problem: Problem,
@@ -91,8 +204,11 @@ def _tabulate(
     price: list[int],
     scale: Fraction,
     prefill: list[Fraction],
-) -> Ints:
+) -> tuple[Ints, list[Ints], list[_Cost]]:
     """``[n, k, classes + 1]`` most that sets led by each request are worth, less their time at k.
+
+    For each place up to ``bound.places`` also ``[k, longer ones, classes + 1]``, the same for requests that
+    come behind so many longer ones, from that place on; and what each request up to there costs.
 
     Sets that take longer than the bound, because so many requests at least as long as one of theirs do, count
     or not: either way the most is at least that of the sets done in time.
@@ -116,6 +232,8 @@ def _tabulate(
     most = np.full((len(multipliers), ranks + 1, last + 1), NEVER, dtype=np.int64)
     most[:, :, 0] = 0
     table = np.full((n, len(multipliers), last + 1), NEVER, dtype=np.int64)
+    rest, cost = [most[:, :0]] * bound.places + [most.copy()], []
+    ticks = TICKS / Fraction(bound.lower_s)
     for i in reversed(range(n)):
         before = min(_most_before(length[i], seconds, Fraction(bound.lower_s)), i, ranks)
         rank = np.arange(before + 1)
@@ -139,7 +257,20 @@ def _tabulate(
         taken += gain.astype(np.int64)[:, :, None]
         table[i] = taken[:, 0]
         most[:, 1 : before + 1] = np.maximum(most[:, 1 : before + 1], taken[:, 1:])
-    return table
+        if i <= bound.places:
+            rest[i] = most[:, : min(i, ranks) + 1].copy()
+        if i < bound.places:
+            paid = np.array(price[i] - gain, dtype=np.int64).T
+            seconds_of = [
+                [length[i] * rise[min(r, ranks - 1)] + Fraction(one.c_s) * areas[i] + prefill[i]
+                 for one, rise in zip(minorants, rises, strict=True)]
+                for r in range(before + 1)
+            ]  # fmt: skip
+            taken_ticks = np.array(
+                [[floor(ticks * one) for one in row] for row in seconds_of], dtype=np.int64
+            )
+            cost.append(_Cost(paid, taken_ticks, n if before == ranks else before))
+    return table, rest, cost[::-1]
 
 
 def _labels(bound: PricedBound, length: int, context: float, prefill_s: float, column: Ints) -> Ints:

@@ -2,8 +2,10 @@ r"""Fillings for any step time and any mix of shapes: plans where the staircase'
 
 Units go in longest first, as in :mod:`tailopt.oracle.staircase`, but an engine's time is that of the very set
 of requests it holds: with its lengths sorted, each stretch between two finishes has a constant concurrency
-and sums in closed form. Where a set does not fit at once, a stretch with n > C requests or K > M tokens is
-stretched by n / C or K / M: an estimate, good enough to choose by, since the plan is simulated in the end.
+and sums in closed form. Where a set does not fit at once this is an estimate, good enough to choose by, since
+the plan is simulated in the end: in a stretch of n requests at most :math:`c = \min(C, n M / K)` run, the
+others' token-steps wait, with the context that they read, and run as soon as stretches with fewer requests
+leave slots and cache to spare.
 """
 
 import numpy as np
@@ -81,15 +83,35 @@ def set_time_s(
     """Seconds of one engine for requests sorted by falling output; ``base_s[running, piece]``."""
     total, past = 0.0, 0
     prompts = prompt.sum()
+    waiting, context = 0.0, 0.0  # token-steps that could not run yet, and the tokens that they will read
     for last in range(len(output) - 1, -1, -1):
         n, steps = last + 1, output[last] - past
         if steps > 0:
             kv = prompts + n * (past + 1)
-            crowd = max(1.0, n / max_running, (kv + n * steps / 2.0) / kv_capacity_tokens)
-            together = min(max_running, int(np.ceil(n / crowd)))
-            total += crowd * seconds(base_s[together], slope_s, together, int(kv / crowd), steps)
+            mean = kv + n * steps / 2.0
+            fit = max(1.0, min(float(max_running), n * (kv_capacity_tokens / mean)))
+            if n > fit:
+                total += seconds(base_s[int(fit)], slope_s, int(fit), int(kv * (fit / n)), steps)
+                waiting += (n - fit) * steps
+                context += (1 - fit / n) * mean * steps
+            else:
+                if waiting > 0:
+                    size = context / waiting
+                    spare = min(max_running - n, int((kv_capacity_tokens - mean) / size))
+                    drain = 0 if spare <= 0 else min(steps, int(waiting / spare))
+                    if drain > 0:
+                        total += seconds(base_s[n + spare], slope_s, n, kv + int(spare * size), drain)
+                        waiting -= spare * drain
+                        context -= size * (spare * drain)
+                        kv += n * drain
+                        steps -= drain
+                total += seconds(base_s[n], slope_s, n, kv, steps)
         prompts -= prompt[last]
         past = output[last]
+    if waiting > 0:
+        size = context / waiting
+        fit = int(max(1.0, min(float(max_running), kv_capacity_tokens / size)))
+        total += waiting / fit * seconds(base_s[fit], slope_s, fit, int(fit * size), 1)
     return total
 
 

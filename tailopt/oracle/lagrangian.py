@@ -37,6 +37,7 @@ nothing. The program does not depend on T, so T is bisected on its table.
 the engines of the best leaders leave out should cost more, one that several take less.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter as clock
 
@@ -56,10 +57,11 @@ CLOSE = 3e-10  # share of the makespan at hand at which the bound is as good as 
 PRECISION = 1e-10  # relative width at which a bisection stops
 WORK = 60_000_000  # additions in one dynamic program, which decide how fine the labels are
 LEVELS, LEAST_LEVEL, MOST_LEVEL = 5, 0.7, 8.0  # multipliers, in units of all prices over all engines' time
-TARGETS = (0.5, 0.5, 0.3)  # shares of the open gap at which the subgradient is taken, in turn
+FIRST_SHARE, LEAST_TARGET = 0.5, 2e-3  # shares of the open gap at which the subgradient is taken
+PATIENCE, LEAST_GAIN = 8, 1e-6  # steps that gain less than this share before the step is halved
 LEAST_SHARE = 1e-6  # of the first rise, that a request costs at least in the first prices
 LEAST_CHANGE = 0.2  # no price falls further in one step
-FEWEST_CLASSES, MOST_CLASSES = 6, 200
+FEWEST_CLASSES, MOST_CLASSES = 6, 400
 BEYOND = 1.1  # labels are told apart up to this share of the makespan of the plan at hand
 GOLDEN = 0.6180339887498949
 
@@ -68,6 +70,8 @@ GOLDEN = 0.6180339887498949
 class PricedBound:
     """No static plan is done before ``lower_s``: engines done by then cannot pay the prices.
 
+    Or they cannot wherever the first requests go: :mod:`tailopt.oracle.lagrangian_search`.
+
     Attributes:
         lower_s: the bound in seconds.
         minorants: concave functions below every engine's step time.
@@ -75,6 +79,8 @@ class PricedBound:
         multipliers: for each class the best of these is taken; one number for each minorant.
         label_s: the grid of the labels, in seconds of the first minorant.
         classes: labels from here on are one class.
+        places: how many of the longest requests are placed, in all ways that may pay; 0 if none need be.
+        states: how many ways to place some of them were looked at.
     """
 
     lower_s: float
@@ -83,6 +89,8 @@ class PricedBound:
     multipliers: tuple[tuple[float, ...], ...]
     label_s: float
     classes: int
+    places: int = 0
+    states: int = 0
 
 
 def labels(cost_s: Floats, label_s: float) -> Ints:
@@ -95,6 +103,46 @@ def labels(cost_s: Floats, label_s: float) -> Ints:
     """
     shift = GOLDEN * np.arange(cost_s.shape[1]) % 1.0
     return np.asarray(np.floor(cost_s / label_s + shift).astype(np.int64))
+
+
+class Ascent:
+    """Prices on their way up: those looked at last, and the best so far.
+
+    Attributes:
+        asked: what is bounded.
+        best: the prices with the best bound; None before the first.
+        best_s: that bound.
+    """
+
+    def __init__(self, asked: "Asked") -> None:
+        self.asked = asked
+        self.best: Priced | None = None
+        self.best_s = 0.0
+        self._at: Priced | None = None
+        self._share, self._stuck = FIRST_SHARE, 0
+
+    def climb(self, iterations: int, deadline_s: float = np.inf) -> None:
+        """So many dynamic programs more, unless the deadline (:func:`time.perf_counter`) comes first."""
+        upper_s = self.asked.upper_s
+        for _ in range(iterations):
+            if clock() > deadline_s or self.best_s >= upper_s * (1 - CLOSE):
+                break
+            if self._at is None:
+                starts = [self.asked.evaluate(prices) for prices in self.asked.first_prices()]
+                self._look(max(starts, key=lambda start: start.refuted_s(0.0)))
+            else:
+                target_s = self.best_s + self._share * (upper_s - self.best_s)
+                self._look(self.asked.evaluate(self._at.moved(target_s)))
+
+    def _look(self, found: "Priced") -> None:
+        refuted_s = found.refuted_s(self.best_s)
+        self._at = found
+        self._stuck = 0 if refuted_s > self.best_s * (1 + LEAST_GAIN) else self._stuck + 1
+        if self.best is None or refuted_s > self.best_s:
+            self.best, self.best_s = found, refuted_s
+        if self._stuck > PATIENCE:
+            self._at, self._stuck = self.best, 0
+            self._share = self._share / 2 if self._share > LEAST_TARGET else FIRST_SHARE
 
 
 def priced_bound(
@@ -117,30 +165,15 @@ def priced_bound(
         iterations: dynamic programs to solve at most.
         deadline_s: :func:`time.perf_counter` at which to stop. So does Ctrl-C; what was found is returned.
     """
-    if not all(line.separable for line in lines_of(problem, 1)):
-        return (
-            None  # pieces that differ in context: as many affine step times, which the staircase bound covers
-        )
-    asked = _Asked(problem, units, engine_of, upper_s)
-    best: _Priced | None = None
-    best_s = lower_s
-    try:
-        starts = [asked.evaluate(prices) for prices in asked.first_prices()]
-        found = max(starts, key=lambda start: start.refuted_s(lower_s))
-        for i in range(iterations):
-            refuted_s = found.refuted_s(best_s)
-            if refuted_s > best_s:
-                best, best_s = found, refuted_s
-            if i + 1 == iterations or clock() > deadline_s or best_s >= upper_s * (1 - CLOSE):
-                break
-            target_s = best_s + TARGETS[i % len(TARGETS)] * (upper_s - best_s)
-            found = asked.evaluate(found.moved(target_s))
-    except KeyboardInterrupt:
-        pass
-    return None if best is None else best.argument(best_s)
+    ascent = Ascent(Asked(problem, units, engine_of, upper_s))
+    with suppress(KeyboardInterrupt):
+        ascent.climb(iterations, deadline_s)
+    if ascent.best is None or ascent.best_s <= lower_s:
+        return None
+    return ascent.best.argument(ascent.best_s)
 
 
-class _Asked:
+class Asked:
     """A problem's arrays, requests by falling length."""
 
     def __init__(self, problem: Problem, units: Units, engine_of: Ints, upper_s: float) -> None:
@@ -161,22 +194,43 @@ class _Asked:
         if n_max < len(self.unit):
             self.minorants += ray_minorants(lines, n_max)
         context = context_read(trace.context_tokens, trace.output_tokens)[self.requests]
-        ranks = max(len(minorant.rises_s) for minorant in self.minorants)
-        rises = np.array([_padded(minorant.rises_s, ranks) for minorant in self.minorants])
-        slopes = np.array([minorant.c_s for minorant in self.minorants])
         members = np.array([len(one) for one in units.members])
         prefill_s = (units.prefill_s / members)[self.unit]
-        fixed_s = slopes[:, None] * context + prefill_s
-        self.cost_s = self.length[:, None] * rises[:, None, :] + fixed_s[:, :, None]
-        self.rises = rises
+        self._cost(context, prefill_s)
+        if len(self.minorants) > 1:
+            binding = np.unique(self._seconds_in_plan(self.engine_of).argmax(axis=1))
+            self.minorants = [self.minorants[q] for q in binding]
+            self._cost(context, prefill_s)
         self.most_before = self._most_before()
         self.mixes = _mixes(len(self.minorants))
+        ranks = self.rises.shape[1]
         states = int(np.minimum(self.most_before + 1, ranks + 1).sum()) * len(self.mixes)
         self.classes = min(MOST_CLASSES, max(FEWEST_CLASSES, WORK // (states * LEVELS)))
         self.label_s = BEYOND * upper_s / self.classes
         self.label = labels(self.cost_s[0], self.label_s)
         deepest = int(min(self.most_before.max(), ranks)) + 1
-        self.taken = np.zeros((len(self.unit), deepest, self.classes + 1), dtype=np.uint16)
+        self.taken = np.zeros((len(self.unit), deepest, self.classes + 1), dtype=np.uint32)
+
+    def _cost(self, context: Ints, prefill_s: Floats) -> None:
+        """``[minorants, n, ranks]`` seconds of each request at each rank."""
+        ranks = max(len(minorant.rises_s) for minorant in self.minorants)
+        self.rises = np.array([_padded(minorant.rises_s, ranks) for minorant in self.minorants])
+        slopes = np.array([minorant.c_s for minorant in self.minorants])
+        fixed_s = slopes[:, None] * context + prefill_s
+        self.cost_s = self.length[:, None] * self.rises[:, None, :] + fixed_s[:, :, None]
+
+    def seconds_of(self, engine_of_unit: Ints) -> float:
+        """Makespan of a plan by the minorants."""
+        return float(self._seconds_in_plan(engine_of_unit[self.unit]).max())
+
+    def _seconds_in_plan(self, engine_of: Ints) -> Floats:
+        """``[m, minorants]`` seconds of a plan's engines by each minorant."""
+        seconds = np.zeros((self.engines, len(self.minorants)))
+        for e in range(self.engines):
+            mine = np.flatnonzero(engine_of == e)
+            rank = np.minimum(np.arange(len(mine)), self.rises.shape[1] - 1)
+            seconds[e] = self.cost_s[:, mine, rank].sum(axis=1)
+        return seconds
 
     def _steps(self, n_max: int) -> Floats:
         """``[n_max + 1]`` steps that the plan's engines take with so many requests, if none waits."""
@@ -198,36 +252,39 @@ class _Asked:
         return most
 
     def first_prices(self) -> list[Floats]:
-        """Prices to start from: what a request costs in the plan at hand, by each minorant, and the mean."""
-        found = [
-            self._costs_in_plan(cost_s, rises) for cost_s, rises in zip(self.cost_s, self.rises, strict=True)
-        ]
-        return found if len(found) == 1 else [*found, np.mean(found, axis=0)]
+        """Prices to start from: what a request costs in the plan at hand, by what binds there."""
+        alike = [self._costs_in_plan([q] * self.engines) for q in range(len(self.rises))]
+        if len(alike) == 1:
+            return alike
+        binding = self._seconds_in_plan(self.engine_of).argmax(axis=1)
+        return [self._costs_in_plan(binding.tolist()), *alike, np.mean(alike, axis=0)]
 
-    def _costs_in_plan(self, cost_s: Floats, rises: Floats) -> Floats:
+    def _costs_in_plan(self, minorant_of: list[int]) -> Floats:
         r"""What each request costs an engine, on the engine where that is least.
 
-        On engine e a request of length L costs :math:`\phi_e(L)`, the last rise at each of its steps. Engines
-        are weighted so that each values its neighbour's longest request as the neighbour does: the longer an
-        engine's requests are the fewer it holds and the dearer its steps.
+        On engine e a request of length L costs :math:`\phi_e(L)`, the last rise of its minorant at each of
+        its steps, and what is fixed. Engines are weighted so that each values its neighbour's longest request
+        as the neighbour does: the longer an engine's requests the fewer it holds and the dearer its steps.
         """
         ends = np.unique(self.length)  # rising
         steps = np.diff(ends, prepend=0)
-        rises = np.maximum(rises, LEAST_SHARE * rises[0])  # a price of nothing never moves
-        cheapest, before = np.full(len(ends), np.inf), None
+        at = np.searchsorted(ends, self.length)
+        cheapest, before, scale = np.full(len(self.length), np.inf), None, 1.0
         by_leader = np.unique(self.engine_of, return_index=True)
         for e in by_leader[0][np.argsort(by_leader[1])]:
+            rises = self.rises[minorant_of[e]]
+            rises = np.maximum(rises, LEAST_SHARE * rises[0])  # a price of nothing never moves
             mine = np.sort(self.length[self.engine_of == e])
             crowd = np.maximum(1, len(mine) - np.searchsorted(mine, ends))
             phi = np.cumsum(steps * rises[np.minimum(crowd, len(rises)) - 1])
             if before is not None:
                 longest = np.searchsorted(ends, mine[-1])
-                phi = phi * (before[longest] / phi[longest])
-            cheapest, before = np.minimum(cheapest, phi), phi
-        context_s = cost_s[:, 0] - self.length * rises[0]
-        return np.asarray(cheapest[np.searchsorted(ends, self.length)] + context_s)
+                scale *= before[longest] / phi[longest]
+            fixed_s = self.cost_s[minorant_of[e], :, 0] - self.length * self.rises[minorant_of[e], 0]
+            cheapest, before = np.minimum(cheapest, scale * (phi[at] + fixed_s)), phi
+        return cheapest
 
-    def evaluate(self, prices: Floats) -> "_Priced":
+    def evaluate(self, prices: Floats) -> "Priced":
         """The dynamic program at these prices."""
         level_s = prices.sum() / (self.engines * self.upper_s)
         levels = level_s * np.geomspace(LEAST_LEVEL, MOST_LEVEL, LEVELS)
@@ -238,13 +295,13 @@ class _Asked:
         tabulate(
             self.cost_s, self.label, self.most_before, prices, multipliers, self.leader, self.taken, table
         )
-        return _Priced(self, prices, multipliers, table)
+        return Priced(self, prices, multipliers, table)
 
 
-class _Priced:
+class Priced:
     """Prices, and what their dynamic program says."""
 
-    def __init__(self, asked: _Asked, prices: Floats, multipliers: Floats, table: Floats) -> None:
+    def __init__(self, asked: Asked, prices: Floats, multipliers: Floats, table: Floats) -> None:
         self.asked, self.prices, self.multipliers, self.table = asked, prices, multipliers, table
         self.multiplier_sum = multipliers.sum(axis=1)
         self.prefix = np.concatenate([[0.0], np.cumsum(np.bincount(asked.unit, prices))])
@@ -288,7 +345,7 @@ class _Priced:
         step = max(0.0, surplus) / max(float(scaled @ scaled), 1e-300)
         return np.asarray(self.prices * np.maximum(1 - step * scaled, LEAST_CHANGE))
 
-    def argument(self, lower_s: float) -> PricedBound:
+    def argument(self, lower_s: float, places: int = 0, states: int = 0) -> PricedBound:
         """The bound, with all that proves it."""
         prices = np.empty(len(self.prices))
         prices[self.asked.requests] = self.prices
@@ -299,6 +356,8 @@ class _Priced:
             tuple(tuple(one) for one in self.multipliers.tolist()),
             self.asked.label_s,
             self.asked.classes,
+            places,
+            states,
         )
 
 

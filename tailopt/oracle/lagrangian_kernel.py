@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tailopt.arrays import Floats, Ints
 
-Taken = NDArray[np.uint16]
+Taken = NDArray[np.uint32]
 """``[n, ranks + 1, classes + 1]`` for each multiplier one bit: whether the best set takes the request."""
 
 
@@ -65,16 +65,16 @@ def tabulate(
 
 @njit(cache=True)
 def take(
-    after: Floats, here: Floats, marks: NDArray[np.uint16], gain: float, step: int, reached: int, bit: int
+    after: Floats, here: Floats, marks: NDArray[np.uint32], gain: float, step: int, reached: int, bit: int
 ) -> None:
     """Raise ``here[b]`` to ``after[b - step] + gain`` where that is more, mark it; the last b: the rest."""
     last = len(here) - 1
-    flag = np.uint16(bit)
+    flag = np.uint32(bit)
     for b in range(step, min(reached, last - 1) + 1):
         with_it, without = after[b - step] + gain, here[b]
         more = with_it > without
         here[b] = with_it if more else without
-        marks[b] |= flag if more else np.uint16(0)
+        marks[b] |= flag if more else np.uint32(0)
     if reached == last:
         best = -np.inf
         for b in range(last - step, last + 1):

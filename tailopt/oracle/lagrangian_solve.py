@@ -1,20 +1,35 @@
-"""General step times: the quick certificate, a local search on its plan, and the priced staircase bound."""
+"""General step times: the quick certificate, a local search on its plan, priced staircase, priced search.
 
+The local search goes by estimated engine times where requests have to wait. So it runs in rounds, and in each
+the engines that the simulator found slower than estimated are slower by as much. Then prices are improved and
+the search at the best of them narrows what is open, in turn and with more effort each time.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
 from time import perf_counter as clock
 
 import numpy as np
 
+from tailopt.arrays import Ints
 from tailopt.oracle.bound_and_fill import plan_of, staircase
-from tailopt.oracle.certificate import Certificate
-from tailopt.oracle.lagrangian import priced_bound
-from tailopt.oracle.local_search import local_search
+from tailopt.oracle.certificate import Certificate, status_of
+from tailopt.oracle.lagrangian import Ascent, Asked, PricedBound
+from tailopt.oracle.lagrangian_search import PricedSearch
+from tailopt.oracle.local_search import estimated_s, local_search
 from tailopt.oracle.problem import Problem
+from tailopt.oracle.staircase import not_above
 from tailopt.oracle.units import units_of
+from tailopt.plan import Plan
+from tailopt.run import Run
 from tailopt.simulate.simulator import simulate
 
-SLICES = 20  # of the local search, if there is no time limit
-ITERATIONS, MOST_ITERATIONS = 12, 1_000  # of the bound, without a time limit and with one
-SEARCH_SHARE = 0.1  # of the time limit
+SLICES = (12, 6, 6)  # of the rounds of local search, if there is no time limit
+SHARES = (0.15, 0.08, 0.07)  # of the time limit
+ROUNDS, MOST_ROUNDS = 1, 40  # of prices and search, without a time limit and with one
+ITERATIONS = 16  # of the prices in the first round, and half as many more in each that follows
+STATES = 2**14  # until a trial is given up, in the first round, and twice as many in each that follows
+PRICES_SHARE = 0.25  # of what is left of the time limit that one round of prices may take
 
 
 def lagrangian(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0) -> Certificate:
@@ -30,36 +45,108 @@ def refined(
     Args:
         problem: what was asked.
         certificate: what is known.
-        time_limit_s: seconds to spend at most, about; None for a fixed amount of work.
+        time_limit_s: seconds to spend at most, about; None for a fixed amount of work. Ctrl-C ends it too,
+            and what was found is returned.
         seed: of the local search.
     """
-    started = clock() - certificate.wall_s
     if certificate.status == "optimal":
         return certificate
-    units = units_of(problem)
-    limit_s = np.inf if time_limit_s is None else time_limit_s
-    engine_of = certificate.plan.engine_of[[members[0] for members in units.members]]
-    run = simulate(problem.trace, problem.fleet, certificate.plan)
-    found = local_search(
-        problem,
-        units,
-        engine_of,
-        lower_s=certificate.lower_s,
-        time_limit_s=SEARCH_SHARE * limit_s,
-        seed=seed,
-        slices=SLICES if time_limit_s is None else None,
-    )
-    other = simulate(problem.trace, problem.fleet, plan_of(problem, units, found))
-    if other.makespan_s < run.makespan_s:
-        run, engine_of = other, found
-    bound = priced_bound(
-        problem,
-        units,
-        engine_of,
-        lower_s=certificate.lower_s,
-        upper_s=run.makespan_s,
-        iterations=ITERATIONS if time_limit_s is None else MOST_ITERATIONS,
-        deadline_s=started + limit_s,
-    )
-    method = f"{certificate.method}, local search" + (", priced staircase" if bound else "")
-    return certificate.improved(bound or certificate.bound_argument, run, method, started, seed)
+    found = _Refined(problem, certificate, time_limit_s, seed)
+    with suppress(KeyboardInterrupt):
+        found.search_locally()
+        found.price()
+    return found.certificate()
+
+
+class _Refined:
+    """The best plan and the best bound so far."""
+
+    def __init__(self, problem: Problem, first: Certificate, time_limit_s: float | None, seed: int) -> None:
+        self.problem, self.first, self.seed = problem, first, seed
+        self.units = units_of(problem)
+        self.run = simulate(problem.trace, problem.fleet, first.plan)
+        self.bound: PricedBound | None = None
+        self.limited = time_limit_s is not None
+        self.limit_s = np.inf if time_limit_s is None else time_limit_s
+        self.started = clock() - first.wall_s
+        self.deadline_s = self.started + self.limit_s
+        self.methods = [first.method, "local search"]
+
+    @property
+    def lower_s(self) -> float:
+        """The best bound."""
+        return self.first.lower_s if self.bound is None else self.bound.lower_s
+
+    @property
+    def optimal(self) -> bool:
+        """Whether nothing is open."""
+        return status_of(self.lower_s, self.run.makespan_s) == "optimal"
+
+    def search_locally(self) -> None:
+        """Rounds of local search, the simulator correcting its estimates."""
+        slowdown = np.ones(len(self.problem.fleet.engines))
+        latest = self.run
+        for i, (share, slices) in enumerate(zip(SHARES, SLICES, strict=True)):
+            here = self._engine_of_units(latest.plan)
+            estimated = estimated_s(self.problem, self.units, here)
+            slowdown = np.where(
+                estimated > 0, latest.engine_finish_s / np.maximum(estimated, 1e-300), slowdown
+            )
+            engine_of = local_search(
+                self.problem,
+                self.units,
+                here,
+                lower_s=self.lower_s,
+                time_limit_s=share * self.limit_s,
+                seed=self.seed + i,
+                slices=None if self.limited else slices,
+                slowdown=slowdown,
+            )
+            latest = self._simulated(engine_of)
+
+    def price(self) -> None:
+        """Prices and search in turn."""
+        upper_s = self.run.makespan_s
+        asked = Asked(self.problem, self.units, self._engine_of_units(self.run.plan), upper_s)
+        ascent = Ascent(asked)
+        iterations, states, searched_at = ITERATIONS, STATES, 0.0
+        for _ in range(MOST_ROUNDS if self.limited else ROUNDS):
+            now = clock()
+            if now > self.deadline_s or self.optimal:
+                break
+            ascent.climb(iterations, now + PRICES_SHARE * (self.deadline_s - now))
+            priced = ascent.best
+            if priced is None:
+                break
+            self._raise_to(priced.argument(not_above(ascent.best_s, upper_s)), "priced staircase")
+            if ascent.best_s > searched_at:
+                search = PricedSearch(priced)
+                searched_at = ascent.best_s
+            searched = search.narrow(self.lower_s, self.run.makespan_s, states, self.deadline_s)
+            for engine_of in searched.plans:
+                self._simulated(engine_of)
+            if searched.lower_s > 0:
+                lower_s = not_above(searched.lower_s, self.run.makespan_s)
+                self._raise_to(priced.argument(lower_s, searched.places, searched.states), "priced search")
+            iterations, states = iterations + iterations // 2, 2 * states
+
+    def certificate(self) -> Certificate:
+        """What was found."""
+        bound = self.first.bound_argument if self.bound is None else self.bound
+        return self.first.improved(bound, self.run, ", ".join(self.methods), self.started, self.seed)
+
+    def _raise_to(self, bound: PricedBound, method: str) -> None:
+        if bound.lower_s > self.lower_s:
+            self.bound = replace(bound, lower_s=min(bound.lower_s, self.run.makespan_s))
+            self.methods += [] if method in self.methods else [method]
+
+    def _simulated(self, engine_of: Ints) -> Run:
+        """What the simulator says of a plan, which is kept if it is the best."""
+        problem = self.problem
+        run = simulate(problem.trace, problem.fleet, plan_of(problem, self.units, engine_of))
+        if run.makespan_s < self.run.makespan_s:
+            self.run = run
+        return run
+
+    def _engine_of_units(self, plan: Plan) -> Ints:
+        return plan.engine_of[[members[0] for members in self.units.members]]

@@ -44,6 +44,7 @@ def local_search(
     time_limit_s: float,
     seed: int = 0,
     slices: int | None = None,
+    slowdown: Floats | None = None,
 ) -> Ints:
     """``[u]`` engines of a plan that is no worse than ``engine_of`` by the engine times it goes by.
 
@@ -55,9 +56,10 @@ def local_search(
         seed: of the proposals.
         slices: stop after this many slices of ``STEPS`` proposals, so that the result does not depend on the
             machine; None for no such limit.
+        slowdown: ``[m]`` by how much each engine takes longer than estimated; None for not at all.
     """
     deadline = clock() + time_limit_s
-    search = _Search(problem, units, engine_of, seed)
+    search = _Search(problem, units, engine_of, seed, slowdown)
     best, best_s = search.engine_of.copy(), float(search.done_s.max())
     descent, stuck, done = max(DESCENT, (1 - lower_s / best_s) / 2), 0, 0
     with suppress(KeyboardInterrupt):
@@ -75,10 +77,17 @@ def local_search(
     return best
 
 
+def estimated_s(problem: Problem, units: Units, engine_of: Ints) -> Floats:
+    """``[m]`` seconds of each engine of a plan, as the search estimates them."""
+    return _Search(problem, units, engine_of, 0, None).done_s
+
+
 class _Search:
     """Where the search is: engine of each unit, the sorted requests of each engine, and its time."""
 
-    def __init__(self, problem: Problem, units: Units, engine_of: Ints, seed: int) -> None:
+    def __init__(
+        self, problem: Problem, units: Units, engine_of: Ints, seed: int, slowdown: Floats | None
+    ) -> None:
         trace, fleet = problem.trace, problem.fleet
         requests = np.concatenate(units.members)
         engines = range(len(fleet.engines))
@@ -98,6 +107,7 @@ class _Search:
         self.shared = np.zeros(self.prompt_of.max() + 1, dtype=np.int64)
         self.shared[self.prompt_of] = [shared[members[0]] for members in units.members]
         self.prefill_s = np.array([1 / shape.prefill_tokens_per_s for shape in shapes])
+        self.slowdown = np.ones(len(shapes)) if slowdown is None else slowdown
         self.random = np.random.default_rng(seed)
         self.restart(engine_of)
 
@@ -128,7 +138,7 @@ class _Search:
             self.held_output[e, :size], self.held_prompt[e, :size], self.lines.base_s[shape, :, :pieces],
             self.lines.slope_s[shape, :pieces], self.limits[e, 0], self.limits[e, 1],
         )  # fmt: skip
-        return float(decode_s + self.computed[e] * self.prefill_s[e])
+        return float(self.slowdown[e] * (decode_s + self.computed[e] * self.prefill_s[e]))
 
     def advance(self, level_s: float, best_s: float, best: Ints) -> float:
         """One slice towards a level; the least makespan seen, its plan in ``best`` if less than before."""
@@ -137,7 +147,8 @@ class _Search:
             wander(
                 self.output, self.prompt, self.unit_start, lines.base_s, lines.slope_s, lines.pieces,
                 lines.shape, self.limits, self.engine_of, self.held_output, self.held_prompt, self.held_unit,
-                self.held, self.done_s, self.own, self.prompt_of, self.shared, self.prefill_s, self.computed,
+                self.held, self.done_s, self.own, self.prompt_of, self.shared, self.prefill_s, self.slowdown,
+                self.computed,
                 self.samples, self.random.random((STEPS, 5)), level_s, best_s, best,
             )
         )  # fmt: skip
@@ -163,6 +174,7 @@ def wander(
     prompt_of: Ints,
     shared: Ints,
     prefill_s: Floats,
+    slowdown: Floats,
     computed: Ints,
     samples: Ints,
     draws: Floats,
@@ -180,7 +192,7 @@ def wander(
             prompt tokens that each engine computes, and how many units of each prompt it has; changed.
         own, prompt_of: ``[u]`` prompt tokens that each unit computes itself, and its prompt.
         shared: tokens of each prompt that an engine computes once.
-        prefill_s: ``[m]`` seconds per token of it.
+        prefill_s, slowdown: ``[m]`` seconds per token of it, and a factor on an engine's seconds.
         draws: ``[steps, 5]`` uniform in [0, 1): which engine, unit, kind of change, partner, threshold.
         level_s: what the engines' times should fall to.
         least_s: the least makespan so far.
@@ -217,7 +229,7 @@ def wander(
                                      base_s[s, :, : pieces[s]], slope_s[s, : pieces[s]],
                                      limits[e, 0], limits[e, 1])  # fmt: skip
             tokens[side] = computed[e] + prefill_change(samples[e], gone, comes, own, prompt_of, shared)
-            times[side] += tokens[side] * prefill_s[e]
+            times[side] = slowdown[e] * (times[side] + tokens[side] * prefill_s[e])
         rise = SAVING * (times[0] + times[1] - done_s[a] - done_s[b])
         for then_s, now_s in ((times[0], done_s[a]), (times[1], done_s[b])):
             rise += (max(0.0, then_s - level_s) ** 2 - max(0.0, now_s - level_s) ** 2) / width_s

@@ -1,0 +1,114 @@
+r"""Priced search: where the longest requests go is tried out, and the prices rule out nearly all of it.
+
+What the prices of :mod:`tailopt.oracle.lagrangian` leave open is mostly the few engines with the few longest
+requests: there it matters which ones sit together, and on average over such choices the prices must be right.
+So the requests are placed one by one, longest first, in all ways, each on an engine that is open or on a new
+one. An engine is then known by two things, how many it holds and how long these take, and of a plan done by T
+the unplaced requests i, i+1, ... are worth to an engine that holds r and has the room :math:`\rho = T - t`
+
+.. math:: F_i(r, \rho) = \max_b \min_\lambda \Big[\lambda \rho + \max_{S \text{ in class } b,\, S \ge i}
+          \sum_{x \in S} (u_x - \lambda\, t_{x,\, r + \text{rank of } x \text{ in } S}) \Big]
+
+at most: rows of the same dynamic program. If the prices placed, those :math:`F_i` of the engines open, and
+what new engines led by unplaced units collect do not pay for everything, no plan done by T begins that way.
+When no beginning is left, T is refuted; a beginning that is a whole plan is a better plan. Mostly some dozens
+of beginnings, of some dozens of requests, decide.
+
+Trials go first to the plan at hand, within rounding: if that is refuted it is optimal. What is given up after
+so many states is tried again closer to the bound, and with more states when the prices are better.
+"""
+
+from dataclasses import dataclass
+from time import perf_counter as clock
+
+import numpy as np
+
+from tailopt.arrays import Floats, Ints
+from tailopt.oracle.certificate import OPTIMAL_GAP
+from tailopt.oracle.lagrangian import MARGIN, Priced
+from tailopt.oracle.lagrangian_search_kernel import FOUND, REFUTED, explore, rests
+
+TABLE_BYTES = 150_000_000  # of the rows F, which decide how many requests can be placed
+PROBES = 5  # trials given up in one search
+WIDTH = 1e-7  # share of the makespan at which two trials are one
+
+
+@dataclass
+class Searched:
+    """What a search found out.
+
+    Attributes:
+        lower_s: refuted; 0 if nothing was.
+        places, states: requests placed and states looked at when it was.
+        plans: ``[u]`` engines of plans that the minorants say are done in time, the best one last.
+    """
+
+    lower_s: float
+    places: int
+    states: int
+    plans: list[Ints]
+
+
+class PricedSearch:
+    """Trials at some prices."""
+
+    def __init__(self, priced: Priced) -> None:
+        asked = priced.asked
+        self.priced, self.asked = priced, asked
+        row_bytes = 8 * len(priced.multipliers) * (asked.classes + 1)
+        n, ranks = len(asked.length), asked.cost_s.shape[2]
+        self.start = row_starts(n, ranks, TABLE_BYTES // row_bytes)
+        self.rest: Floats = np.empty((self.start[-1], len(priced.multipliers), asked.classes + 1))
+        rests(asked.cost_s, asked.label, asked.most_before, priced.prices, priced.multipliers,
+              self.start, self.rest)  # fmt: skip
+
+    def explore(self, makespan_s: float, most_states: int) -> tuple[int, int, int, Ints]:
+        """Whether a makespan is refuted, a plan found, or it was given up; states, places, and the plan."""
+        asked, priced = self.asked, self.priced
+        engine_of = np.zeros(len(asked.first), dtype=np.int64)
+        priced.surplus(makespan_s)
+        outcome, states, places = explore(
+            asked.cost_s, asked.unit, priced.prices, priced.prefix, priced.value, priced.multipliers,
+            self.start, self.rest, asked.engines, makespan_s, MARGIN * float(priced.prefix[-1]), most_states,
+            engine_of,
+        )  # fmt: skip
+        return outcome, states, places, engine_of
+
+    def narrow(self, lower_s: float, upper_s: float, most_states: int, deadline_s: float) -> Searched:
+        """Refute what can be refuted, and find what can be found, between a bound and a plan at hand.
+
+        Args:
+            lower_s, upper_s: the bound and the plan's makespan.
+            most_states: after which a trial is given up.
+            deadline_s: :func:`time.perf_counter` at which to stop.
+        """
+        searched = Searched(0.0, 0, 0, [])
+        trial_s, given_up = upper_s * (1 - OPTIMAL_GAP / 2), 0
+        while given_up < PROBES and clock() < deadline_s:
+            outcome, states, places, engine_of = self.explore(trial_s, most_states)
+            if outcome == FOUND:
+                searched.plans.append(engine_of)
+                upper_s = min(trial_s, self.asked.seconds_of(engine_of))
+                trial_s = upper_s * (1 - OPTIMAL_GAP / 2)
+                continue
+            if outcome == REFUTED:
+                searched.lower_s, searched.places, searched.states = trial_s, places, states
+                lower_s = trial_s
+            else:
+                upper_s = trial_s
+                given_up += 1
+            if upper_s - lower_s <= WIDTH * upper_s:
+                break
+            trial_s = (lower_s + upper_s) / 2
+        return searched
+
+
+def row_starts(n: int, ranks: int, most_rows: int) -> Ints:
+    """``[places + 2]`` where the rows of requests 0 .. places start: one each for 0 .. i longer ones.
+
+    >>> row_starts(9, 2, 10)
+    array([0, 1, 3, 6, 9])
+    """
+    ends = np.cumsum(np.minimum(np.arange(n + 1), ranks) + 1)
+    fit = max(2, int(np.searchsorted(ends, most_rows, side="right")))
+    return np.concatenate([[0], ends[:fit]])

@@ -1,0 +1,206 @@
+"""The compiled part of the priced search (:mod:`tailopt.oracle.lagrangian_search` has the mathematics).
+
+Requests are sorted by falling length; ``cost_s[q, i, r]`` is what request i adds to an engine, by minorant q,
+if r longer ones are there, as in :mod:`tailopt.oracle.lagrangian_kernel`.
+"""
+
+import numpy as np
+from numba import njit
+
+from tailopt.arrays import Floats, Ints
+
+REFUTED, FOUND, GIVEN_UP = 0, 1, 2
+
+
+@njit(cache=True)
+def rests(
+    cost_s: Floats,
+    label: Ints,
+    most_before: Ints,
+    price: Floats,
+    multiplier: Floats,
+    start: Ints,
+    rest: Floats,
+) -> None:
+    """Most that requests from i on are worth to an engine with r longer ones, less their time, by label.
+
+    Args:
+        cost_s, label, most_before, price, multiplier: as in
+            :func:`tailopt.oracle.lagrangian_kernel.tabulate`.
+        start: ``[places + 2]`` where the rows of each i = 0 .. places start, one for each r.
+        rest: ``[rows, k, classes + 1]`` written; row ``start[i] + r`` is that of i and r.
+    """
+    minorants, n, ranks = cost_s.shape
+    k_max, last = len(multiplier), rest.shape[2] - 1
+    most = np.full((ranks + 1, k_max, last + 1), -np.inf)
+    most[:, :, 0] = 0.0
+    top = np.zeros(ranks + 1, np.int64)  # the largest label reached
+    places = len(start) - 2
+    if n <= places:
+        for r in range(start[n + 1] - start[n]):
+            rest[start[n] + r] = most[r]
+    for i in range(n - 1, -1, -1):
+        for r in range(1, min(most_before[i], ranks) + 1):
+            column, after = min(r, ranks - 1), min(r + 1, ranks)
+            step = min(label[i, column], last)
+            reached = min(last, top[after] + step)
+            there = most[after].copy() if r == after else most[after]
+            for k in range(k_max):
+                gain = price[i]
+                for q in range(minorants):
+                    gain -= multiplier[k, q] * cost_s[q, i, column]
+                add(there[k], most[r, k], gain, step, reached)
+            top[r] = max(top[r], reached)
+        if i <= places:
+            for r in range(start[i + 1] - start[i]):
+                rest[start[i] + r] = most[r]
+
+
+@njit(cache=True)
+def add(after: Floats, here: Floats, gain: float, step: int, reached: int) -> None:
+    """Raise ``here[b]`` to ``after[b - step] + gain`` where that is more; the last b holds all beyond."""
+    last = len(here) - 1
+    for b in range(step, min(reached, last - 1) + 1):
+        here[b] = max(here[b], after[b - step] + gain)
+    if reached == last:
+        best = -np.inf
+        for b in range(last - step, last + 1):
+            best = max(best, after[b])
+        here[last] = max(here[last], best + gain)
+
+
+@njit(cache=True)
+def collectable(rest: Floats, multiplier: Floats, room_s: Floats, least: Floats) -> float:
+    """Most that an engine with so much room (for each minorant) collects by a row of :func:`rests`."""
+    k_max, classes = rest.shape
+    for k in range(k_max):
+        paid = 0.0
+        for q in range(len(room_s)):
+            paid += multiplier[k, q] * room_s[q]
+        if k == 0:
+            for b in range(classes):
+                least[b] = rest[0, b] + paid
+        else:
+            for b in range(classes):
+                least[b] = min(least[b], rest[k, b] + paid)
+    best = 0.0
+    for b in range(classes):
+        best = max(best, least[b])
+    return best
+
+
+@njit(cache=True)
+def explore(
+    cost_s: Floats,
+    unit: Ints,
+    price: Floats,
+    prefix: Floats,
+    value: Floats,
+    multiplier: Floats,
+    start: Ints,
+    rest: Floats,
+    engines: int,
+    makespan_s: float,
+    slack: float,
+    most_states: int,
+    engine_of: Ints,
+) -> tuple[int, int, int]:
+    """Place requests in order, depth first, and go back where the engines cannot collect all prices.
+
+    Args:
+        cost_s, price, multiplier, start, rest: as in :func:`rests`; it has the rows for the requests that are
+            placed at most.
+        unit: ``[n]`` unit of each request; units come in order of their first request.
+        prefix: ``[u + 1]`` sums of the units' prices.
+        value: ``[u]`` what an engine led by each unit collects.
+        engines: how many.
+        makespan_s: the trial.
+        slack: by how much prices may be missed, for the rounding of sums.
+        most_states: when to give up.
+        engine_of: ``[u]`` written: the plan, if one is found.
+
+    Returns:
+        REFUTED, FOUND or GIVEN_UP; how many states were looked at; after how many requests none was left.
+    """
+    minorants, n, ranks = cost_s.shape
+    places = len(start) - 2
+    held = np.zeros((places + 1, engines), np.int64)
+    load_s = np.zeros((places + 1, engines, minorants))
+    opened = np.zeros(places + 1, np.int64)
+    child, room = np.zeros((places + 1, engines), np.int64), np.empty(minorants)
+    collected = np.zeros((places + 1, engines))
+    children, following = np.zeros(places + 1, np.int64), np.zeros(places + 1, np.int64)
+    least = np.empty(rest.shape[2])
+    placed = np.zeros(n + 1)
+    for i in range(n):
+        placed[i + 1] = placed[i] + price[i]
+    enough = prefix[-1] - slack
+    started = np.zeros(n + 1, np.int64)  # units of which a request comes before
+    for i in range(n):
+        started[i + 1] = max(started[i], unit[i] + 1)
+    states, deepest, i, fresh = 0, 0, 0, True
+    while i >= 0:
+        if fresh:
+            children[i], following[i] = 0, 0
+            if i == n:
+                return FOUND, states, n
+            if i == places or states > most_states:
+                return GIVEN_UP, states, deepest
+            first = started[i + 1] > started[i]
+            for e in range(min(opened[i] + 1, engines) if first else engines):
+                if not first and e != engine_of[unit[i]]:
+                    continue
+                column, fits = min(held[i, e], ranks - 1), True
+                for q in range(minorants):
+                    if load_s[i, e, q] + cost_s[q, i, column] > makespan_s * (1 + 1e-12):
+                        fits = False
+                if not fits:
+                    continue
+                states += 1
+                sum_ = placed[i + 1]
+                now_open = max(opened[i], e + 1)
+                for g in range(now_open):
+                    r = held[i, g] + (g == e)
+                    for q in range(minorants):
+                        taken = load_s[i, g, q]
+                        if g == e:
+                            taken += cost_s[q, i, column]
+                        room[q] = makespan_s - taken
+                    row = start[i + 1] + min(r, ranks)
+                    sum_ += collectable(rest[row], multiplier, room, least)
+                sum_ = with_new_engines(sum_, value, prefix, started[i + 1], engines - now_open, slack)
+                if sum_ >= enough:
+                    at = children[i]
+                    while at > 0 and collected[i, at - 1] < sum_:
+                        collected[i, at], child[i, at] = collected[i, at - 1], child[i, at - 1]
+                        at -= 1
+                    collected[i, at], child[i, at] = sum_, e
+                    children[i] += 1
+        if following[i] == children[i]:
+            i, fresh = i - 1, False
+            continue
+        e = child[i, following[i]]
+        following[i] += 1
+        held[i + 1], load_s[i + 1], opened[i + 1] = held[i], load_s[i], max(opened[i], e + 1)
+        column = min(held[i, e], ranks - 1)
+        held[i + 1, e] += 1
+        for q in range(minorants):
+            load_s[i + 1, e, q] += cost_s[q, i, column]
+        engine_of[unit[i]] = e
+        i, fresh = i + 1, True
+        deepest = max(deepest, i)
+    return REFUTED, states, deepest + 1
+
+
+@njit(cache=True)
+def with_new_engines(
+    so_far: float, value: Floats, prefix: Floats, unit: int, engines: int, slack: float
+) -> float:
+    """What is collected with so many engines more, led by units from ``unit`` on that those before leave."""
+    best = 0.0
+    for _ in range(engines):
+        while unit < len(value) and prefix[unit] <= so_far + slack:
+            best = max(best, value[unit])
+            unit += 1
+        so_far += best
+    return so_far
