@@ -86,7 +86,8 @@ class FakeEngine:
             "in": list(decision.admitted),
             "out": list(decision.preempted),
         }
-        time.sleep(self.config["step_s"] + self.config["request_s"] * n)
+        costs = self.config
+        time.sleep(costs["step_s"] + costs["request_s"] * n + costs.get("token_s", 0.0) * (computed - n))
         new, done = [], []
         for key in decision.sampling:
             token = next_token(self.tokens[key])

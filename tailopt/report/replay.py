@@ -41,7 +41,11 @@ def replay_report(
         noise = "" if gap.noise_s is None else f" ± {gap.noise_s:.2f}"
         same = gap.upper_s - gap.lower_s < 0.005
         optimum = f"{gap.upper_s:.2f}" if same else f"{gap.lower_s:.2f}–{gap.upper_s:.2f}"
-        who = [*([str(outcome.batch)] if several else []), Text(outcome.policy), Text(outcome.predictor)]
+        who: list[str | Text] = [
+            *([str(outcome.batch)] if several else []),
+            Text(outcome.policy),
+            Text(outcome.predictor),
+        ]
         times.add_row(
             *who, f"{gap.simulated_s:.2f}", f"{gap.mean_s:.2f}{noise}", f"{gap.error:+.1%}", optimum
         )
