@@ -621,10 +621,10 @@ def test_two_vllm_servers(vllm_servers: list[str], tmp_path: Path) -> None:
     )
     assert undisturbed.backend.startswith("vLLM ")
     tokens = first.ledger().tokens
-    moved, second = play([], swap_at(ReviewPoint("unfinished", 4)), tmp_path, urls=vllm_servers)
+    moved, second = play([], swap_at(ReviewPoint("tokens", 10)), tmp_path, urls=vllm_servers)
     for run, record in ((undisturbed, first), (moved, second)):
         check(run, record, ids=False)
         assert record.ledger().tokens == tokens
-    assert len(moved.moves.request) == 4
-    assert {0, 1} == set(moved.moves.source.tolist())
+    assert len(moved.moves.request) >= 3
+    assert {0, 1} >= set(moved.moves.source.tolist())
     json.dumps(second.head)
