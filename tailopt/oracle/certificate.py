@@ -11,6 +11,7 @@ from tailopt.oracle.alone import AloneBound
 from tailopt.oracle.any_bound import AnyBound
 from tailopt.oracle.lagrangian import PricedBound
 from tailopt.oracle.mixed import MixedBound
+from tailopt.oracle.mixed_priced import PricedKindsBound
 from tailopt.oracle.partition import PartitionBound
 from tailopt.oracle.search_bound import SearchBound
 from tailopt.oracle.solver_bound import SolverBound
@@ -28,6 +29,7 @@ BoundArgument = (
     | MixedBound
     | PartitionBound
     | PricedBound
+    | PricedKindsBound
     | SolverBound
 )
 """What can prove a lower bound; each has a checker in :data:`tailopt.oracle.check.ARGUMENTS`."""

@@ -15,6 +15,7 @@ takes too long (``MOST_TOKENS``), by the simulator that is tested to be equal to
 - *search*: at ``lower_s``, breadth first, every state that (room) leaves open has none after it;
 - *staircase of shapes*: the same for each kind of engine, with prices between kinds;
 - *prices*: engines done by ``lower_s`` cannot pay the prices of all requests, whoever leads them;
+- *prices on kinds*: the same for each kind of engine, with the rows of its capacity;
 - *partition*: no way to deal the units to the engines has all least seconds below ``lower_s``;
 - *trusted*: a solver's word about an integer program that is the problem's, which is all that is verified;
 - *alone*: the step time is concave, and the unit alone takes ``lower_s``.
@@ -35,6 +36,7 @@ from tailopt.oracle.any_bound import AnyBound
 from tailopt.oracle.certificate import Certificate
 from tailopt.oracle.check_general import check_priced
 from tailopt.oracle.check_mixed import check_mixed
+from tailopt.oracle.check_mixed_priced import check_priced_kinds
 from tailopt.oracle.check_partition import check_partition
 from tailopt.oracle.check_parts import (
     area,
@@ -48,6 +50,7 @@ from tailopt.oracle.check_search import check_search
 from tailopt.oracle.check_solver import check_solver
 from tailopt.oracle.lagrangian import PricedBound
 from tailopt.oracle.mixed import MixedBound
+from tailopt.oracle.mixed_priced import PricedKindsBound
 from tailopt.oracle.partition import PartitionBound
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.search_bound import SearchBound
@@ -257,5 +260,6 @@ ARGUMENTS: dict[type, Callable[[Any, Problem], tuple[Fraction, str]]] = {
     PartitionBound: check_partition,
     SolverBound: _solver,
     PricedBound: check_priced,
+    PricedKindsBound: check_priced_kinds,
 }
 """For each kind of argument, the function that computes what it proves, and names what was verified."""

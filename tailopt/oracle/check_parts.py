@@ -37,19 +37,27 @@ def area(prompt: int, output: int) -> Fraction:
 
 def cache_busy(trace: Trace, shapes: Sequence[ShapeProfile]) -> list[int]:
     """Token-steps of KV cache that each request keeps busy at least, the shared blocks split by its group."""
+    held, _ = held_prompt_tokens(trace, shapes)
+    return [
+        output * (output - 1) // 2 + output * tokens
+        for output, tokens in zip(trace.output_tokens.tolist(), held, strict=True)
+    ]
+
+
+def held_prompt_tokens(trace: Trace, shapes: Sequence[ShapeProfile]) -> tuple[list[int], list[int]]:
+    """Tokens of its prompt that each request holds at least, and those in blocks that its group shares."""
     block = max(shape.block_tokens for shape in shapes)
     caching = any(shape.prefix_caching for shape in shapes)
     groups: dict[int, list[int]] = {}
     for i, group in enumerate(trace.group.tolist()):
         groups.setdefault(group, []).append(int(trace.context_tokens[i]))
-    busy = []
+    held, shares = [], []
     for i, group in enumerate(trace.group.tolist()):
-        prompt, output = int(trace.context_tokens[i]), int(trace.output_tokens[i])
         prompts = groups[group]
         shared = (min(prompts) - 1) // block * block if caching and len(prompts) > 1 else 0
-        held = prompt - shared + shared // len(prompts)
-        busy.append(output * (output - 1) // 2 + output * held)
-    return busy
+        held.append(int(trace.context_tokens[i]) - shared + shared // len(prompts))
+        shares.append(shared)
+    return held, shares
 
 
 def prefill_seconds(problem: Problem, units: list[list[int]]) -> list[Fraction]:

@@ -42,6 +42,7 @@ from tailopt.oracle.bound_and_fill import plan_of, staircase
 from tailopt.oracle.certificate import OPTIMAL_GAP, Certificate, status_of
 from tailopt.oracle.lagrangian_solve import lagrangian
 from tailopt.oracle.minorant import minorants
+from tailopt.oracle.mixed_solve import crowded, kinds, refined_kinds, waits, with_limits
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.search_bound import Items, SearchBound, items_of
 from tailopt.oracle.search_kernel import FOUND, REFUTED, explore
@@ -80,8 +81,8 @@ def search(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0
     """The staircase's certificate, both ends improved where engines are alike and the step time is affine.
 
     Args:
-        problem: any; elsewhere :func:`tailopt.oracle.bound_and_fill.staircase` answers if shapes are mixed,
-            and :func:`tailopt.oracle.lagrangian_solve.lagrangian` for other step times.
+        problem: any; elsewhere :func:`tailopt.oracle.mixed_solve.kinds` answers if shapes are mixed or
+            requests wait, and :func:`tailopt.oracle.lagrangian_solve.lagrangian` for other step times.
         time_limit_s: when to stop; None for a fixed amount of work. An interrupt (Ctrl-C) stops it too, and
             what was found is returned.
         seed: nothing is drawn.
@@ -98,9 +99,13 @@ def search(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0
     fleet = problem.fleet
     tau = fleet.shape_of(0).step_time
     if not fleet.identical:
-        return staircase(problem)
+        return kinds(problem, time_limit_s=time_limit_s, seed=seed)
+    if crowded(problem):
+        quick = staircase(problem)
+        if waits(problem, simulate(problem.trace, fleet, quick.plan)):
+            return refined_kinds(problem, quick, time_limit_s=time_limit_s, seed=seed)
     if not isinstance(tau, Affine):
-        return lagrangian(problem, time_limit_s=time_limit_s, seed=seed)
+        return with_limits(problem, lagrangian(problem, time_limit_s=time_limit_s, seed=seed))
     units = units_of(problem)
     first, terms = _first(problem, units, tau, started)
     if first.gap <= CLOSE or _done_s(units, terms, first.plan) <= first.lower_s * (1 + CLOSE):

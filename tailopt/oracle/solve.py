@@ -18,6 +18,7 @@ METHODS = {
     "staircase": "tailopt.oracle.bound_and_fill",
     "search": "tailopt.oracle.search",
     "lagrangian": "tailopt.oracle.lagrangian_solve",
+    "kinds": "tailopt.oracle.mixed_solve",
     "dp": "tailopt.oracle.dp",
     "cpsat": "tailopt.oracle.cpsat",
     "highs": "tailopt.oracle.ilp",

@@ -91,13 +91,24 @@ def cache_areas(trace: Trace, shapes: Sequence[ShapeProfile]) -> Ints:
     When it gains its j-th token, p + j - 1 tokens of it are computed and in the cache. The blocks that it
     shares with its group of G stand there once for all of them: of s shared tokens, s / G count for each.
     """
-    shared = np.zeros(trace.n_requests, dtype=np.int64)
-    if any(shape.prefix_caching for shape in shapes):
-        shared = shared_tokens(trace, max(shape.block_tokens for shape in shapes))
-    size = np.bincount(trace.group)[trace.group]
+    shared = _shared(trace, shapes)
     output = trace.output_tokens
-    held = trace.context_tokens - shared + shared // size
+    held = trace.context_tokens - shared + shared // np.bincount(trace.group)[trace.group]
     return np.asarray(output * (output - 1) // 2 + output * held)
+
+
+def held_prompts(problem: Problem) -> Ints:
+    """``[n]`` tokens of its prompt that each request holds at least, shared blocks split among its group."""
+    trace, fleet = problem.trace, problem.fleet
+    shared = _shared(trace, [fleet.shape_of(e) for e in range(len(fleet.engines))])
+    return np.asarray(trace.context_tokens - shared + shared // np.bincount(trace.group)[trace.group])
+
+
+def _shared(trace: Trace, shapes: Sequence[ShapeProfile]) -> Ints:
+    """``[n]`` tokens in the blocks that each request may share with its group."""
+    if not any(shape.prefix_caching for shape in shapes):
+        return np.zeros(trace.n_requests, dtype=np.int64)
+    return shared_tokens(trace, max(shape.block_tokens for shape in shapes))
 
 
 def least_prefill(problem: Problem) -> Ints:
@@ -106,18 +117,24 @@ def least_prefill(problem: Problem) -> Ints:
     A request computes its prompt but for the blocks that it shares with its group; the last token of it is
     the one with which it gains its first. A group that stays together computes the shared blocks once.
     """
-    trace, fleet = problem.trace, problem.fleet
-    shapes = [fleet.shape_of(e) for e in range(len(fleet.engines))]
-    shared = np.zeros(trace.n_requests, dtype=np.int64)
-    if any(shape.prefix_caching for shape in shapes):
-        shared = shared_tokens(trace, max(shape.block_tokens for shape in shapes))
-    own = trace.context_tokens - shared - 1
+    own = own_prefill(problem)
     if not problem.atomic:
         return own
-    once = np.zeros(int(trace.group.max()) + 1, dtype=np.int64)
-    once[trace.group] = shared
-    np.add.at(once, trace.group, own)
-    return once
+    of_group = np.zeros(int(problem.trace.group.max()) + 1, dtype=np.int64)
+    np.add.at(of_group, problem.trace.group, own)
+    return of_group
+
+
+def own_prefill(problem: Problem) -> Ints:
+    """``[n]`` the same by request; the longest of a group that stays together computes the shared blocks."""
+    trace, fleet = problem.trace, problem.fleet
+    shared = _shared(trace, [fleet.shape_of(e) for e in range(len(fleet.engines))])
+    own = trace.context_tokens - shared - 1
+    if problem.atomic:
+        by_length = np.lexsort((-trace.output_tokens, trace.group))
+        first = by_length[np.flatnonzero(np.diff(trace.group[by_length], prepend=-1))]
+        own[first] += shared[first]
+    return np.asarray(own)
 
 
 def too_large(problem: Problem, shape: ShapeProfile) -> Bools:

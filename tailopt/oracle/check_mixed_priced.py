@@ -1,0 +1,312 @@
+"""Checks :class:`tailopt.oracle.mixed_priced.PricedKindsBound`: prices that no engines can pay in time.
+
+Every inequality is derived anew from the step times and the batch, in exact arithmetic; a dynamic program of
+its own, in whole numbers that are rounded in the engines' favour, says what an engine of each kind can
+collect by its leader; and no choice of leaders, kind by kind, collects the prices of all requests.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate, pairwise, product
+from math import ceil, floor
+
+import numpy as np
+
+from tailopt.arrays import Ints
+from tailopt.engine.profile import ShapeProfile
+from tailopt.oracle.check_parts import (
+    all_below,
+    area,
+    fits_alone,
+    held_prompt_tokens,
+    line_below,
+    require,
+    require_rays,
+    units_by_length,
+)
+from tailopt.oracle.lagrangian_minorant import ConcaveMinorant
+from tailopt.oracle.mixed_priced import KindPrices, PricedKindsBound
+from tailopt.oracle.mixed_rows import Row
+from tailopt.oracle.problem import Problem
+
+MUCH = 2**60  # at least what any multiplier times the makespan is, in whole numbers
+NEVER = -(2**61)
+
+
+def check_priced_kinds(bound: PricedKindsBound, problem: Problem) -> tuple[Fraction, str]:
+    """The bound, if no plan done by then pays the prices."""
+    trace, fleet = problem.trace, problem.fleet
+    counts: dict[tuple[ShapeProfile, int], int] = {}
+    for e in range(len(fleet.engines)):
+        kind = fleet.shape_of(e), fleet.max_running(e)
+        counts[kind] = counts.get(kind, 0) + 1
+    require(len(bound.kinds) == len(counts), "the bound is for other kinds of engines")
+    require(len(bound.prices) == trace.n_requests, "the prices are for another number of requests")
+    require(min(bound.prices) >= 0 < sum(bound.prices) < np.inf, "the prices are no prices")
+
+    units = units_by_length(problem)
+    unit_of = {i: u for u, members in enumerate(units) for i in members}
+    length = trace.output_tokens.tolist()
+    order = sorted(unit_of, key=lambda i: (-length[i], unit_of[i], i))
+    first: dict[int, int] = {}
+    for place, i in enumerate(order):
+        first.setdefault(unit_of[i], place)
+    makespan, total = Fraction(bound.lower_s), sum(map(Fraction, bound.prices), Fraction(0))
+    steepest = max(sum(map(Fraction, one)) for part in bound.kinds for one in [(), *part.multipliers])
+    scale = MUCH / max(16 * total, steepest * makespan)
+    price = [floor(scale * Fraction(bound.prices[i])) for i in order]
+    of_unit = [0] * len(units)
+    for i, one in zip(order, price, strict=True):
+        of_unit[unit_of[i]] += one
+
+    leaders = [first[u] for u in range(len(units))]
+    values = []
+    for part, (shape, slots) in zip(bound.kinds, counts, strict=True):
+        _require_below(part, shape, slots, bound.within_s, problem)
+        engine = _Engine(problem, shape, slots, order, set(leaders))
+        values.append(_values(part, engine, price, leaders, makespan, scale))
+    collected = _most_collected(values, list(counts.values()), [0, *accumulate(of_unit)])
+    require(collected < sum(of_unit), f"engines done by {bound.lower_s} s may pay all prices")
+    return min(makespan, Fraction(bound.within_s)), "prices on kinds"
+
+
+def _require_below(
+    part: KindPrices, shape: ShapeProfile, slots: int, within_s: float, problem: Problem
+) -> None:
+    """The functions lie below the kind's step time, for as many requests as can run together."""
+    count = len(part.rows) + len(part.concave)
+    require(
+        all(len(one) == count and min(one, default=0.0) >= 0 for one in part.multipliers),
+        "the multipliers are not one for each inequality, or negative",
+    )
+    require(part.label_s > 0 and 1 <= part.classes <= 10_000, "the labels have no grid")
+    for minorant in {row.minorant for row in part.rows}:
+        require_rays(part.rays, minorant.n_max, within_s, slots, [shape], problem)
+        require(all_below(minorant, [shape]), "the affine function is not below the step times")
+    for row in part.rows:
+        require(row.head_start >= 0, "a head start is negative")
+        require(row.limit in ("longest", "slots", "cache", "recompute"), "a row is of no known sort")
+    for one in part.concave:
+        rises, slope = [Fraction(rise) for rise in one.rises_s], Fraction(one.c_s)
+        require(min(*rises, slope) >= 0, "a function below the step times falls")
+        require(all(later <= rise for rise, later in pairwise(rises)), "a function is not concave")
+        flat = Fraction(0)
+        for n in range(1, min(slots, problem.trace.n_requests) + 1):
+            flat += rises[min(n, len(rises)) - 1]
+            require(
+                line_below(flat, slope, shape.step_time, n),
+                f"a function is not below the step times of {n} requests",
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class _Request:
+    """One request on an engine of a kind."""
+
+    output: int
+    context: Fraction
+    held: int
+    prefill_s: Fraction
+    fits: bool
+
+
+class _Engine:
+    """A kind of engine, and the requests as it sees them, longest first."""
+
+    def __init__(
+        self, problem: Problem, shape: ShapeProfile, slots: int, order: list[int], leaders: set[int]
+    ) -> None:
+        trace, fleet = problem.trace, problem.fleet
+        shapes = [fleet.shape_of(e) for e in range(len(fleet.engines))]
+        held, shared = held_prompt_tokens(trace, shapes)
+        self.rate, self.slots = Fraction(shape.prefill_tokens_per_s), slots
+        self.cache = shape.kv_capacity_tokens // shape.block_tokens * shape.block_tokens
+        self.requests = []
+        for place, i in enumerate(order):
+            prompt, output = int(trace.context_tokens[i]), int(trace.output_tokens[i])
+            tokens = prompt - shared[i] - 1
+            if problem.atomic and place in leaders:  # computes what its group shares
+                tokens += shared[i]
+            self.requests.append(
+                _Request(
+                    output, area(prompt, output), held[i], tokens / self.rate, fits_alone(problem, shape, i)
+                )
+            )
+
+    def constant(self, row: Row, longest: int) -> Fraction | None:
+        """Seconds of the row besides what requests add; None if it does not hold for this leader."""
+        a = Fraction(row.minorant.a_s)
+        if row.limit == "longest":
+            return a * longest
+        if longest < row.head_start:
+            return None
+        return a * row.head_start - (self.cache / self.rate if row.limit == "recompute" else 0)
+
+    def added(self, row: Row, request: _Request) -> Fraction:
+        """Seconds that a request adds to the row."""
+        a, b, c = (Fraction(term) for term in (row.minorant.a_s, row.minorant.b_s, row.minorant.c_s))
+        late = max(0, request.output - row.head_start)
+        extra = Fraction(0)
+        if row.limit == "slots":
+            extra = a * late / self.slots
+        elif row.limit == "cache":
+            extra = a * self._busy(request, row.head_start) / self.cache
+        elif row.limit == "recompute" and late:
+            kept = a * self._busy(request, row.head_start) / self.cache
+            again = max(0, row.head_start - 1) / self.rate
+            extra = min(kept + again, a * self._busy(request, 1) / self.cache)
+        return extra + b * request.output + c * request.context + request.prefill_s
+
+    @staticmethod
+    def _busy(request: _Request, gained: int) -> int:
+        """Token-steps of cache for the tokens after the first ``gained``."""
+        late = range(min(gained, request.output), request.output)  # with each, so many are held before it
+        return (late[0] + late[-1]) * len(late) // 2 + len(late) * request.held if late else 0
+
+
+def _values(
+    part: KindPrices,
+    engine: _Engine,
+    price: list[int],
+    leaders: list[int],
+    makespan: Fraction,
+    scale: Fraction,
+) -> list[int | None]:
+    """Most that an engine led by each unit is worth if it is done by the makespan; None: it cannot be."""
+    multipliers = [[Fraction(one) for one in row] for row in part.multipliers]
+    table = _tabulate(part, engine, price, makespan, scale, multipliers)
+    values: list[int | None] = []
+    room_for = _Room(part.concave, makespan)
+    for place in leaders:
+        longest = engine.requests[place].output
+        best: Ints | None = None
+        if not engine.requests[place].fits or room_for.besides(longest) < 0:
+            values.append(None)
+            continue
+        constants = [engine.constant(row, longest) for row in part.rows] + [Fraction(0)] * len(part.concave)
+        for m, row in enumerate(multipliers):
+            used = [(one, constant) for one, constant in zip(row, constants, strict=True) if one]
+            if any(constant is None for _, constant in used):
+                continue
+            room_s = sum((x * (makespan - less) for x, less in used if less is not None), Fraction(0))
+            worth = table[place, m] + np.int64(max(-MUCH, ceil(scale * room_s)))
+            best = worth if best is None else np.minimum(best, worth)
+        most = sum(price) if best is None else min(sum(price), int(best.max()))
+        values.append(None if most <= NEVER + MUCH else most)
+    return values
+
+
+def _tabulate(
+    part: KindPrices,
+    engine: _Engine,
+    price: list[int],
+    makespan: Fraction,
+    scale: Fraction,
+    multipliers: list[list[Fraction]],
+) -> Ints:
+    """``[n, k, classes + 1]`` most that sets led by each request are worth, less their time at k."""
+    requests, n, last = engine.requests, len(engine.requests), part.classes
+    ranks = max([len(one.rises_s) for one in part.concave], default=1)
+    flat = len(part.rows)
+    rises = [
+        [Fraction(r) for r in [*one.rises_s, *(one.rises_s[-1],) * (ranks - len(one.rises_s))]]
+        for one in part.concave
+    ]
+    by_rank = np.array(
+        [[sum(floor(scale * x * rise[r]) for x, rise in zip(row[flat:], rises, strict=True))
+          for r in range(ranks)] for row in multipliers], dtype=object,
+    )  # fmt: skip
+    label_of = _labels(part, engine)
+    room_for = _Room(part.concave, makespan)
+    most = np.full((len(multipliers), ranks + 1, last + 1), NEVER, dtype=np.int64)
+    most[:, :, 0] = 0
+    table = np.full((n, len(multipliers), last + 1), NEVER, dtype=np.int64)
+    for i in reversed(range(n)):
+        one = requests[i]
+        before = min(room_for.besides(one.output), i, ranks) if one.fits else -1
+        if before < 0:
+            continue
+        column = np.minimum(np.arange(before + 1), ranks - 1)
+        added = [engine.added(row, one) for row in part.rows]
+        fixed = [
+            sum((floor(scale * x * second) for x, second in zip(row[:flat], added, strict=True)), 0)
+            + sum(
+                floor(scale * x * (Fraction(g.c_s) * one.context + one.prefill_s))
+                for x, g in zip(row[flat:], part.concave, strict=True)
+            )
+            for row in multipliers
+        ]
+        gain = price[i] - one.output * by_rank[:, column] - np.array(fixed, dtype=object)[:, None]
+        gain = np.maximum(gain, NEVER)  # what costs so much is never worth it
+        after = most[:, np.minimum(np.arange(before + 1) + 1, ranks)]
+        taken = np.full_like(after, NEVER)
+        step = np.minimum(label_of[i][column], last)
+        for shift in np.unique(step):
+            rows = np.flatnonzero(step == shift)
+            taken[:, rows, shift:] = after[:, rows, : last + 1 - shift]
+            taken[:, rows, last] = after[:, rows, last - shift :].max(axis=2)
+        taken = np.maximum(taken + gain.astype(np.int64)[:, :, None], NEVER)
+        table[i] = taken[:, 0]
+        most[:, 1 : before + 1] = np.maximum(most[:, 1 : before + 1], taken[:, 1:])
+    return table
+
+
+def _labels(part: KindPrices, engine: _Engine) -> list[Ints]:
+    """Any classes will do; those of the solver make the bound what it said."""
+    ranks = max([len(one.rises_s) for one in part.concave], default=1)
+    spread = 0.6180339887498949 * np.arange(ranks) % 1.0
+    found = []
+    for one in engine.requests:
+        if part.concave:
+            last = part.concave[-1]
+            rises = np.array([*last.rises_s, *(last.rises_s[-1],) * (ranks - len(last.rises_s))])
+            seconds = one.output * rises + (last.c_s * float(one.context) + float(one.prefill_s))
+        else:
+            seconds = np.array([float(engine.added(part.rows[-1], one))]) if part.rows else np.zeros(1)
+        found.append(np.floor(seconds / part.label_s + spread).astype(np.int64))
+    return found
+
+
+class _Room:
+    """How many requests at least as long an engine done by the makespan can hold besides a given one."""
+
+    def __init__(self, concave: tuple[ConcaveMinorant, ...], makespan: Fraction) -> None:
+        self.makespan = makespan
+        self.sums = [list(accumulate(map(Fraction, one.rises_s))) for one in concave]
+        self.last = [Fraction(one.rises_s[-1]) for one in concave]
+
+    def besides(self, length: int) -> int:
+        """-1 if not even one of that length can be."""
+        most, within = 2**40, self.makespan / length
+        for sums, last in zip(self.sums, self.last, strict=True):
+            fit = bisect_right(sums, within)
+            if fit == len(sums):  # the last rise goes on
+                fit += floor((within - sums[-1]) / last) if last else 2**40
+            most = min(most, fit - 1)
+        return most
+
+
+def _most_collected(values: list[list[int | None]], counts: list[int], prefix: list[int]) -> int:
+    """Most that leaders collect, each engine's own and no unit before the next leader left unpaid."""
+    value = [np.array([NEVER if one is None else one for one in of_kind]) for of_kind in values]
+    due = np.array(prefix[:-1])
+    start = np.full(len(due), NEVER)
+    best: dict[tuple[int, ...], Ints] = {}
+    most = NEVER
+    for state in product(*(range(count + 1) for count in counts)):
+        if any(state) and state not in best:
+            continue
+        if not any(state):
+            before = start.copy()
+            before[0] = 0  # the first leader is the longest unit
+        else:
+            most = max(most, int(best[state].max()))
+            before = np.concatenate([[NEVER], np.maximum.accumulate(best[state])[:-1]])
+        for k, count in enumerate(state):
+            if count < counts[k]:
+                after = (*state[:k], count + 1, *state[k + 1 :])
+                may = (before >= due) & (value[k] > NEVER)
+                collected = np.where(may, before + value[k], NEVER)
+                best[after] = np.maximum(best.get(after, start), collected)
+    return most

@@ -1,0 +1,541 @@
+r"""Priced staircase of kinds: a lower bound for engines of any shapes, any step times, and full caches.
+
+Prices on requests and a staircase of leaders, as in :mod:`tailopt.oracle.lagrangian`, where every **kind** of
+engine (:mod:`tailopt.oracle.kinds`) collects for itself. What an engine of kind k, led by unit p and done by
+T, is known to satisfy are inequalities q of two sorts, each of which reads "a constant for the leader, and
+something for each request, are at most T":
+
+- **rows** (:mod:`tailopt.oracle.mixed_rows`), where the something is fixed: the affine step time with the
+  longest request, with slots, with the cache, with recompute;
+- **concave** functions below the kind's step time, where it depends on how many longer requests are there.
+
+Let :math:`V_k(p)` be at least the prices that such an engine can collect,
+
+.. math:: V_k(p) = \max_b \min_\lambda \Big[ \sum_q \lambda_q (T - \text{const}_q(p))
+          + \max_{S \text{ in class } b} \sum_{i \in S} \big(u_i - \sum_q \lambda_q\,
+          t_{q, i, \text{rank of } i \text{ in } S}\big) \Big] ,
+
+for any labels that sort sets into classes and any multipliers :math:`\lambda \ge 0`. Units before the next
+leader live on the engines opened so far, so with :math:`U` the prefix sums of the units' prices, a plan done
+by T has leaders :math:`p_1 < p_2 < \dots` on engines of kinds :math:`k_1, k_2, \dots` with
+
+.. math:: U(p_{j+1}) \le \sum_{r \le j} V_{k_r}(p_r) \quad \text{for every } j .
+
+A table over the numbers of engines opened by kind, and the last leader, says whether there are any.
+
+**Prices and multipliers** come from a linear program: the plan at hand, its leaders kept, its concave
+functions replaced by their tangents, its requests dealt in fractions. Its dual values are the multipliers of
+each engine; the price of a request is what it costs on the engine where that is least. The leaders that
+collect most at these prices give the next linear program. From the best of them the prices follow the
+subgradient.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter as clock
+from typing import Any
+
+import numpy as np
+
+from tailopt.arrays import Bools, Floats, Ints
+from tailopt.oracle.kinds import Kind, KindTerms, kinds_of, terms_of
+from tailopt.oracle.lagrangian import labels
+from tailopt.oracle.lagrangian_kernel import collect, tabulate, worth
+from tailopt.oracle.lagrangian_minorant import ConcaveMinorant, concave_minorants
+from tailopt.oracle.minorant import Minorant
+from tailopt.oracle.mixed_kernel import most_collected
+from tailopt.oracle.mixed_rows import Loads, Row
+from tailopt.oracle.problem import Problem
+from tailopt.oracle.units import Units, too_large
+
+MARGIN = 1e-9
+"""Share of all prices by which a plan must fail to pay, to be safe from the rounding of sums."""
+
+MOST_STATES = 5_000  # numbers of engines opened by kind
+MOST_MULTIPLIERS = 16
+WORK = 25_000_000  # additions in the dynamic programs of one evaluation, which decide how fine labels are
+FEWEST_CLASSES, MOST_CLASSES = 4, 160
+BEYOND = 1.1  # labels are told apart up to this share of the makespan of the plan at hand
+BUCKETS = 160  # of requests of nearly equal length, in the linear program
+PRECISION = 1e-10  # relative width at which a bisection stops
+CLOSE = 3e-10  # share of the makespan at hand at which the bound is as good as equal
+LEVELS = (1.0, 0.7, 1.5, 3.0)  # factors of the linear program's multipliers that are tried beside them
+HEAD_STARTS = (0.7, 1.0, 1.4)  # in units of the steps after which the cache of an engine is full
+MOST_STARTS = 6
+STARTS = 3  # linear programs with the leaders that the one before led to
+MOST_OWN = 7  # multipliers of a kind that the linear program gives
+FEW = 4  # inequalities that stand in where it gives none
+LEAST_SUM = 1e-2  # of the multipliers times the makespan, that all prices come to
+LEAST_SHARE = 1e-6  # of the first rise, that a request costs at least in the first prices
+TARGETS = (0.5, 0.5, 0.3)  # shares of the open gap at which the subgradient is taken, in turn
+LEAST_CHANGE = 0.2  # no price falls further in one step
+USED = 1e-9  # share of the multipliers below which an inequality is not worth keeping
+
+
+@dataclass(frozen=True)
+class KindPrices:
+    """What the bound takes from one kind of engines.
+
+    Attributes:
+        rays: why no plan within the known makespan runs more than the minorants' ``n_max`` on one engine.
+        rows, concave: the inequalities.
+        multipliers: each one number for each row, then for each concave function.
+        label_s: the grid of the labels, in seconds of the first inequality.
+        classes: labels from here on are one class.
+    """
+
+    rays: tuple[Minorant, ...]
+    rows: tuple[Row, ...]
+    concave: tuple[ConcaveMinorant, ...]
+    multipliers: tuple[tuple[float, ...], ...]
+    label_s: float
+    classes: int
+
+
+@dataclass(frozen=True)
+class PricedKindsBound:
+    """No static plan is done before ``lower_s``: engines done by then cannot pay the prices.
+
+    Attributes:
+        lower_s: the bound in seconds.
+        prices: price of each request of the batch, in its order.
+        kinds: one for each kind of the fleet, in its order.
+        within_s: makespan of some plan, which the rays are about.
+    """
+
+    lower_s: float
+    prices: tuple[float, ...]
+    kinds: tuple[KindPrices, ...]
+    within_s: float
+
+
+def priced_kinds_bound(
+    problem: Problem,
+    units: Units,
+    engine_of: Ints,
+    *,
+    lower_s: float,
+    upper_s: float,
+    iterations: int,
+    deadline_s: float = np.inf,
+) -> PricedKindsBound | None:
+    """The best bound above ``lower_s`` found; None if there is none, or too many numbers of engines by kind.
+
+    Args:
+        problem, units: what is placed where.
+        engine_of: ``[u]`` engines of a plan, from which the first prices come.
+        lower_s: a bound at hand.
+        upper_s: makespan of a plan at hand; the bound stays below it.
+        iterations: evaluations at most.
+        deadline_s: :func:`time.perf_counter` at which to stop. So does Ctrl-C; what was found is returned.
+    """
+    kinds = kinds_of(problem.fleet)
+    if np.prod([len(kind.engines) + 1.0 for kind in kinds]) > MOST_STATES:
+        return None
+    best: _Evaluated | None = None
+    best_s = lower_s
+    try:
+        asked = _Asked(problem, units, kinds, engine_of, upper_s)
+        found = start = asked.evaluate(*asked.start(asked.plan_leaders()))
+        for i in range(iterations):
+            refuted_s = found.refuted_s(best_s)
+            if refuted_s > best_s or best is None:
+                best, best_s = found, max(best_s, refuted_s)
+            if i + 1 == iterations or clock() > deadline_s or best_s >= upper_s * (1 - CLOSE):
+                break
+            target_s = best_s + TARGETS[i % len(TARGETS)] * (upper_s - best_s)
+            if i < STARTS:
+                start = asked.evaluate(*asked.start(start.leaders_at(max(best_s, refuted_s))))
+                found = start
+            elif i == STARTS:
+                found = asked.evaluate(best.moved(target_s), best.programs)
+            else:
+                found = asked.evaluate(found.moved(target_s), found.programs)
+    except KeyboardInterrupt:
+        pass
+    return None if best is None or best_s <= lower_s else best.argument(best_s)
+
+
+@dataclass(frozen=True, eq=False)
+class _Led:
+    """An engine that opens with a unit, and requests that it may hold, by their places."""
+
+    kind: int
+    unit: int
+    mine: Ints
+
+
+class _Side:
+    """One kind's inequalities, over requests by falling length."""
+
+    def __init__(self, asked: "_Asked", kind: Kind, terms: KindTerms) -> None:
+        trace = asked.problem.trace
+        self.kind, self.rays = kind, terms.rays
+        self.loads = Loads.of(asked.problem, kind, asked.requests)
+        self.n_max = min(kind.max_running, trace.n_requests)
+        self.fits = ~too_large(asked.problem, kind.shape)[asked.requests]
+        lines = kind.shape.step_time.lines(self.n_max)
+        straight = lines.separable and bool(
+            (np.abs(np.diff(lines.base_s[0, 1:], 2)) <= 2.0**-50 * lines.base_s[0, -1]).all()
+        )
+        self.concave = [] if straight else concave_minorants([lines], self.n_max, asked.steps(kind))
+        self.rows = list(self._rows(terms.minorants, asked))
+        ranks = max([len(one.rises_s) for one in self.concave], default=1)
+        self.rises = np.array([_padded(one.rises_s, ranks) for one in self.concave]).reshape(-1, ranks)
+        self.flat_s = np.array([self.loads.added_s(row) for row in self.rows]).reshape(-1, len(self.fits))
+        led = self.loads.output[asked.first]
+        rows = [self.loads.constant_s(row, led) for row in self.rows]
+        self.constant_s = np.array([*rows, *np.zeros((len(self.concave), len(led)))])
+        self.most_before = self._most_before(asked.upper_s)
+        self.leader = np.where(self.most_before >= 0, asked.leader, -1)
+
+    def _rows(self, minorants: Sequence[Minorant], asked: "_Asked") -> Iterator[Row]:
+        trace, kind = asked.problem.trace, self.kind
+        slots = trace.n_requests > kind.max_running
+        cache = int((trace.context_tokens + trace.output_tokens).sum()) > self.loads.cache
+        starts = asked.head_starts(kind, self.loads) if cache else []
+        for one in minorants:
+            if not self.concave:
+                yield Row("longest", one)
+            if one.a_s > 0:
+                for start in (0, *starts):
+                    if slots:
+                        yield Row("slots", one, start)
+                    if cache:
+                        yield Row("cache", one, start)
+                    if cache and start > 1:
+                        yield Row("recompute", one, start)
+
+    def _most_before(self, upper_s: float) -> Ints:
+        """``[n]`` longer requests that an engine done by ``upper_s`` can hold besides each; -1: not it."""
+        n = len(self.fits)
+        most = np.arange(n)
+        for rise in self.rises:
+            seconds = np.cumsum(_padded(tuple(rise), n))
+            fitting = np.searchsorted(seconds, upper_s * (1 + 1e-9) / self.loads.output, side="right") - 1
+            most = np.minimum(most, fitting)
+        return np.where(self.fits, most, -1)
+
+    def tangents(self, mine: Ints) -> tuple[Floats, Floats]:
+        """``[q, n]`` seconds of each request as the engine of ``mine`` charges it, ``[q]`` constants."""
+        output = self.loads.output
+        ends = np.unique(output)
+        crowd = np.maximum(1, len(mine) - np.searchsorted(np.sort(output[mine]), ends))
+        added, constants = list(self.flat_s), [0.0] * len(self.flat_s)
+        for one, rise in zip(self.concave, self.rises, strict=True):
+            steps_s = (
+                np.diff(ends, prepend=0)
+                * np.maximum(rise, LEAST_SHARE * rise[0])[np.minimum(crowd, len(rise)) - 1]
+            )
+            phi = np.cumsum(steps_s)[np.searchsorted(ends, output)]
+            full = float(np.sort(output[mine])[::-1] @ _padded(tuple(rise), max(len(mine), 1))[: len(mine)])
+            added.append(phi + one.c_s * self.loads.context + self.loads.prefill_s)
+            constants.append(full - float(phi[mine].sum()))
+        return np.array(added), np.array(constants)
+
+
+class _Program:
+    """One kind's dynamic program: the inequalities that its multipliers use, and the labels."""
+
+    def __init__(self, asked: "_Asked", side: _Side, multipliers: Floats) -> None:
+        self.side, self.leader, self.most_before = side, side.leader, side.most_before
+        self.used = np.flatnonzero(multipliers.max(axis=0) > 0)
+        self.multipliers = multipliers[:, self.used]
+        self.total = self.multipliers.sum(axis=1)
+        flat = len(side.rows)
+        ranks = side.rises.shape[1] if (self.used >= flat).any() else 1
+        n = len(side.fits)
+        cost_s = np.empty((len(self.used), n, ranks))
+        for place, q in enumerate(self.used):
+            if q < flat:
+                cost_s[place] = side.flat_s[q][:, None]
+            else:
+                fixed_s = side.concave[q - flat].c_s * side.loads.context + side.loads.prefill_s
+                cost_s[place] = side.loads.output[:, None] * side.rises[q - flat] + fixed_s[:, None]
+        self.cost_s = cost_s
+        states = int((np.minimum(side.most_before, ranks) + 1).sum())
+        work = WORK // max(1, len(asked.sides) * states * len(multipliers))
+        self.classes = int(min(MOST_CLASSES, max(FEWEST_CLASSES, work)))
+        self.label_s = BEYOND * asked.upper_s / self.classes
+        self.label = labels(cost_s[-1], self.label_s)
+        deepest = int(min(max(side.most_before.max(), 0), ranks)) + 1
+        self.taken = np.zeros((n, deepest, self.classes + 1), dtype=np.uint32)
+        constant_s = side.constant_s[self.used]
+        self.less = np.zeros((len(asked.first), len(multipliers)))
+        for multiplier, constant in zip(self.multipliers.T, constant_s, strict=True):
+            taking = multiplier > 0
+            self.less[:, taking] += constant[:, None] * multiplier[taking]
+
+    def table(self, asked: "_Asked", prices: Floats) -> Floats:
+        """``[units, multipliers, classes + 1]`` what an engine collects less its time, by its leader."""
+        table = np.empty((len(asked.first), len(self.multipliers), self.classes + 1))
+        tabulate(
+            self.cost_s,
+            self.label,
+            self.most_before,
+            prices,
+            self.multipliers,
+            self.leader,
+            self.taken,
+            table,
+        )
+        never = table == -np.inf
+        table -= self.less[:, :, None]
+        table[np.broadcast_to(self.less[:, :, None] == np.inf, table.shape)] = np.inf
+        table[never] = -np.inf
+        return table
+
+    def argument(self) -> KindPrices:
+        """What the bound takes from this kind."""
+        side, flat = self.side, len(self.side.rows)
+        return KindPrices(
+            side.rays,
+            tuple(side.rows[q] for q in self.used if q < flat),
+            tuple(side.concave[q - flat] for q in self.used if q >= flat),
+            tuple(tuple(one) for one in self.multipliers.tolist()),
+            self.label_s,
+            self.classes,
+        )
+
+
+class _Asked:
+    """A problem's arrays, requests by falling length, and the inequalities of its kinds."""
+
+    def __init__(
+        self, problem: Problem, units: Units, kinds: Sequence[Kind], engine_of: Ints, upper_s: float
+    ) -> None:
+        trace = problem.trace
+        unit = np.repeat(np.arange(len(units.members)), [len(members) for members in units.members])
+        requests = np.concatenate(units.members)
+        order = np.lexsort((unit, -trace.output_tokens[requests]))
+        self.problem, self.upper_s = problem, upper_s
+        self.requests, self.unit = requests[order], unit[order]
+        self.output = trace.output_tokens[self.requests]
+        self.engine_of = engine_of[self.unit]
+        self.leader = np.full(len(self.unit), -1, dtype=np.int64)
+        self.first = np.unique(self.unit, return_index=True)[1]
+        self.leader[self.first] = np.arange(len(self.first))
+        self.counts = np.array([len(kind.engines) for kind in kinds], dtype=np.int64)
+        terms = terms_of(units, kinds, trace.n_requests, upper_s)
+        self.sides = [_Side(self, kind, term) for kind, term in zip(kinds, terms, strict=True)]
+
+    def steps(self, kind: Kind) -> Floats:
+        """``[n + 1]`` steps that the plan's engines of a kind take with 0, 1, ... requests."""
+        n_max = min(kind.max_running, len(self.output))
+        steps = np.zeros(n_max + 1)
+        for e in kind.engines:
+            mine = self.output[self.engine_of == e]
+            np.add.at(steps, np.minimum(np.arange(1, len(mine) + 1), n_max), -np.diff(mine, append=0))
+        return steps if steps.any() else np.ones(n_max + 1)
+
+    def head_starts(self, kind: Kind, loads: Loads) -> list[int]:
+        """Steps about which the caches of the plan's engines are full, if all requests start at once."""
+        found: set[int] = set()
+        ladder = np.unique(np.geomspace(16, max(17, self.output[0]), 200).astype(np.int64))
+        for e in kind.engines:
+            mine = np.flatnonzero(self.engine_of == e)
+            output, held = self.output[mine], loads.held[mine]
+            for steps in ladder:
+                if ((held + steps) * (output > steps)).sum() > loads.cache:
+                    found |= {int(share * steps) for share in HEAD_STARTS}
+                    break
+        rising = np.array(sorted(found), dtype=np.int64)
+        return (
+            rising[np.unique(np.linspace(0, len(rising) - 1, MOST_STARTS).astype(int))].tolist()
+            if found
+            else []
+        )
+
+    def plan_leaders(self) -> list[_Led]:
+        """The plan's engines."""
+        led = []
+        for k, side in enumerate(self.sides):
+            for e in side.kind.engines:
+                mine = np.flatnonzero(self.engine_of == e)
+                led.append(_Led(k, int(self.unit[mine[0]]) if len(mine) else len(self.first) - 1, mine))
+        return led
+
+    def start(self, engines: Sequence[_Led]) -> tuple[Floats, list[_Program]]:
+        """Prices, and each kind's program with its multipliers, by the linear program for given leaders."""
+        n = len(self.output)
+        bucket = np.arange(n) * BUCKETS // n if n > BUCKETS else np.arange(n)
+        count = int(bucket[-1]) + 1
+        shortest = np.zeros(count, dtype=np.int64)
+        shortest[bucket] = self.output  # the last, shortest one of each stays
+        parts, costs = [], []
+        for led in engines:
+            side = self.sides[led.kind]
+            seconds, constants = side.tangents(led.mine)
+            costs.append(seconds)
+            parts.append(
+                _Part(
+                    np.array([np.bincount(bucket, one, count) for one in seconds]),
+                    constants + side.constant_s[:, led.unit],
+                    (shortest <= self.output[self.first[led.unit]])
+                    & (np.bincount(bucket, ~side.fits, count) == 0),
+                )
+            )
+        duals = _fractions(parts, self.upper_s)
+        prices = np.full(n, np.inf)
+        multipliers: list[list[Floats]] = [[] for _ in self.sides]
+        for led, dual, seconds in zip(engines, duals, costs, strict=True):
+            if dual.any():
+                multipliers[led.kind].append(dual)
+                may = self.sides[led.kind].fits & (np.arange(n) >= self.first[led.unit])
+                prices = np.minimum(prices, np.where(may, dual @ seconds, np.inf))
+        dearest = np.max(prices, where=np.isfinite(prices), initial=0.0)
+        prices = np.where(np.isfinite(prices), prices, dearest)
+        # the longest request leads in any case: its price says nothing, but keeps all of them from vanishing
+        prices[0] += max(0.0, LEAST_SUM * self.upper_s * sum(map(np.sum, duals)) - float(prices.sum()))
+        level = float(prices.sum()) / (len(self.problem.fleet.engines) * self.upper_s)
+        return prices, [
+            _Program(self, side, _levels(found, len(side.constant_s), level))
+            for side, found in zip(self.sides, multipliers, strict=True)
+        ]
+
+    def evaluate(self, prices: Floats, programs: list[_Program]) -> "_Evaluated":
+        """The dynamic programs at these prices."""
+        return _Evaluated(self, prices, programs)
+
+
+class _Evaluated:
+    """Prices, and what their dynamic programs say."""
+
+    def __init__(self, asked: _Asked, prices: Floats, programs: list[_Program]) -> None:
+        self.asked, self.prices, self.programs = asked, prices, programs
+        self.tables = [program.table(asked, prices) for program in programs]
+        self.prefix = np.concatenate([[0.0], np.cumsum(np.bincount(asked.unit, prices))])
+        shape = (len(programs), len(asked.first))
+        self.value = np.empty(shape)
+        self.label, self.chosen = np.empty(shape, np.int64), np.empty(shape, np.int64)
+        self.leaders = np.empty((int(asked.counts.sum()), 2), np.int64)
+
+    def surplus(self, makespan_s: float) -> float:
+        """What engines done by then can collect at most, over the sum of all prices; negative: not enough."""
+        for k, (table, program) in enumerate(zip(self.tables, self.programs, strict=True)):
+            worth(table, program.total, makespan_s, self.value[k], self.label[k], self.chosen[k])
+        slack = MARGIN * float(self.prefix[-1])
+        collected = most_collected(self.value, self.asked.counts, self.prefix, slack, self.leaders)
+        return collected - (float(self.prefix[-1]) - slack)
+
+    def refuted_s(self, known_s: float) -> float:
+        """The largest makespan that bisection finds refuted."""
+        low, high = known_s, self.asked.upper_s
+        if self.surplus(low) >= 0:
+            low, high = 0.0, known_s
+        while high - low > PRECISION * high:
+            middle = (low + high) / 2
+            if self.surplus(middle) < 0:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def leaders_at(self, makespan_s: float) -> list[_Led]:
+        """The leaders that collect most at a makespan, with their sets; engines left over stay empty."""
+        asked = self.asked
+        self.surplus(makespan_s)
+        left, led = asked.counts.copy(), []
+        for leader, k in self.leaders[self.leaders[:, 0] >= 0]:
+            times = np.zeros(len(self.prices))
+            self._collect(int(leader), int(k), times)
+            left[k] -= 1
+            led.append(_Led(int(k), int(leader), np.flatnonzero(times)))
+        last = len(asked.first) - 1
+        return led + [
+            _Led(k, last, np.array([asked.first[last]])) for k, m in enumerate(left) for _ in range(m)
+        ]
+
+    def moved(self, target_s: float) -> Floats:
+        """Prices a step along the subgradient of the surplus at a makespan, long enough to use it up."""
+        surplus = self.surplus(target_s)
+        times = np.full(len(self.prices), -1.0)
+        for leader, k in self.leaders[self.leaders[:, 0] >= 0]:
+            self._collect(int(leader), int(k), times)
+        scaled = times * self.prices
+        step = max(0.0, surplus) / max(float(scaled @ scaled), 1e-300)
+        return np.asarray(self.prices * np.maximum(1 - step * scaled, LEAST_CHANGE))
+
+    def _collect(self, leader: int, k: int, times: Floats) -> None:
+        program = self.programs[k]
+        collect(program.label, program.most_before, program.taken, int(self.asked.first[leader]),
+                int(self.label[k, leader]), int(self.chosen[k, leader]), times)  # fmt: skip
+
+    def argument(self, lower_s: float) -> PricedKindsBound:
+        """The bound, with all that proves it."""
+        prices = np.empty(len(self.prices))
+        prices[self.asked.requests] = self.prices
+        kinds = tuple(program.argument() for program in self.programs)
+        return PricedKindsBound(lower_s, tuple(prices.tolist()), kinds, self.asked.upper_s)
+
+
+def _levels(found: Sequence[Floats], inequalities: int, level: float) -> Floats:
+    """``[k, q]`` multipliers for a kind: none, those that the linear program found, and some multiples."""
+    none = np.zeros((1, inequalities))
+    if not found:
+        found = [level * one for one in np.eye(inequalities)[-FEW:]]
+    own = np.unique(np.array(found), axis=0)
+    own = own[np.unique(np.linspace(0, len(own) - 1, MOST_OWN).astype(int))]
+    own = own * (own > USED * own.max())
+    room = (MOST_MULTIPLIERS - 1) // len(LEVELS)
+    some = own[np.unique(np.linspace(0, len(own) - 1, room).astype(int))]
+    return np.concatenate([none, own, *(share * some for share in LEVELS[1:])])[:MOST_MULTIPLIERS]
+
+
+def _padded(rises: tuple[float, ...], ranks: int) -> Floats:
+    """The first ``ranks`` rises; the last one goes on."""
+    return np.array([*rises[:ranks], *(rises[-1],) * (ranks - len(rises))])
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One engine of the linear program: seconds by inequality and bucket, constants, what it may hold."""
+
+    added_s: Floats
+    constant_s: Floats
+    allowed: Bools
+
+
+def _fractions(parts: Sequence[_Part], upper_s: float) -> list[Floats]:
+    """Dual values of each engine's inequalities, when buckets are dealt in fractions."""
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_array
+
+    allowed = np.array([part.allowed for part in parts])
+    last = int(allowed.sum())  # the variable that is the makespan, in units of ``upper_s``
+    variable = np.full(allowed.shape, -1)
+    variable[allowed] = np.arange(last)
+    rows, limits = [], []
+    for part, columns in zip(parts, variable, strict=True):
+        holds = np.isfinite(part.constant_s)
+        row = np.zeros((int(holds.sum()), last + 1))
+        row[:, columns[part.allowed]] = part.added_s[holds][:, part.allowed] / upper_s
+        row[:, last] = -1.0
+        rows.append(csr_array(row))
+        limits.append(-part.constant_s[holds] / upper_s)
+    engine, bucket = np.nonzero(allowed)
+    dealt = csr_array((np.ones(last), (bucket, variable[engine, bucket])), shape=(allowed.shape[1], last + 1))
+    solved = linprog(
+        np.append(np.zeros(last), 1.0),
+        A_ub=_stacked(rows),
+        b_ub=np.concatenate(limits),
+        A_eq=dealt,
+        b_eq=np.ones(allowed.shape[1]),
+        bounds=[*[(0, None)] * last, (None, None)],
+        method="highs",
+    )
+    duals = [np.zeros(len(part.constant_s)) for part in parts]
+    if solved.x is None:
+        return duals
+    values = np.split(
+        np.maximum(0.0, -solved.ineqlin.marginals), np.cumsum([len(one) for one in limits])[:-1]
+    )
+    for dual, part, value in zip(duals, parts, values, strict=True):
+        dual[np.isfinite(part.constant_s)] = value
+    return duals
+
+
+def _stacked(rows: list[Any]) -> Any:
+    from scipy.sparse import vstack
+
+    return vstack(rows, format="csr")

@@ -1,0 +1,127 @@
+r"""What bounds the seconds of one engine from below, row by row; all that it holds adds up in each.
+
+An engine of a kind holds a set S of requests, the longest of :math:`\ell` tokens, and takes s decode steps.
+With :math:`\tau(n, K) \ge a + b n + c K` on the concurrency that it can reach, P the seconds of its prefill,
+and R the seconds in which it computes again what preemption lost,
+
+.. math:: T \ge a s + \sum_{i \in S} (b L_i + c A_i) + P + R .
+
+**Longest.** :math:`s \ge \ell`.
+
+**Capacity, with a head start.** In the first :math:`\kappa \le \ell` steps request i gains at most
+:math:`\min(\kappa, L_i)` tokens, however it is admitted. The others are gained in the s - κ steps left, none
+of which holds more than C requests or M tokens of cache. So for any κ up to :math:`\ell`
+
+.. math:: s \ge \kappa + \frac1C \sum_i (L_i - \kappa)^+, \qquad
+          s \ge \kappa + \frac1M \sum_i \sum_{\kappa < j \le L_i} (h_i + j - 1),
+
+where :math:`h_i` is what request i holds of its prompt, shared blocks split among its group. With κ = 0 these
+are the plain :math:`\sum L / C` and :math:`\sum A' / M`; with a κ at which the cache has just filled they
+count the time in which an engine that starts empty cannot fill it.
+
+**Recompute.** Let :math:`G_i \le \kappa` be the tokens that request i has gained after κ steps. What the
+unfinished ones computed of them, :math:`\sum (G_i - 1)^+`, is in the cache, which holds M, or is computed
+again later, at :math:`\rho` seconds a token: R is at least :math:`\rho (\sum (G_i - 1)^+ - M)`. After step κ
+the cache needs :math:`\sum_i \sum_{j > G_i} (h_i + j - 1)` token-steps. For each request the sum of the two
+is concave in :math:`G_i \ge 1`, so it is least at 1 or at κ; a request that is finished by then adds nothing:
+
+.. math:: T \ge a \kappa - \rho M + \sum_i (b L_i + c A_i) + P + \sum_{L_i > \kappa} \min\Big(
+          \frac aM \sum_{j > 1} (h_i + j - 1),\;
+          \frac aM \sum_{j > \kappa} (h_i + j - 1) + \rho (\kappa - 1) \Big) .
+
+Starting everything at once fills the cache early but is paid for in recompute: that is what this row knows.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tailopt.arrays import Floats, Ints
+from tailopt.engine.decode_time import context_read
+from tailopt.oracle.kinds import Kind
+from tailopt.oracle.minorant import Minorant
+from tailopt.oracle.problem import Problem
+from tailopt.oracle.units import held_prompts, own_prefill
+
+Limit = Literal["longest", "slots", "cache", "recompute"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One bound on an engine's seconds: a constant, and something for each request that it holds.
+
+    Attributes:
+        limit: what bounds the engine's steps.
+        minorant: the affine function below the step time.
+        head_start: κ; the row holds for engines whose longest request has at least so many tokens. Unused
+            for ``"longest"``, which takes that request's own length.
+    """
+
+    limit: Limit
+    minorant: Minorant
+    head_start: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Loads:
+    """What the rows of one kind read of each request, in an order of the requests.
+
+    Attributes:
+        kind: of the engines.
+        output, context: ``[n]`` output tokens and context read.
+        held: ``[n]`` tokens of the prompt held while a token is gained.
+        prefill_s: ``[n]`` seconds of prefill at least.
+    """
+
+    kind: Kind
+    output: Ints
+    context: Ints
+    held: Ints
+    prefill_s: Floats
+
+    @classmethod
+    def of(cls, problem: Problem, kind: Kind, requests: Ints) -> "Loads":
+        """Those of the requests given, in that order."""
+        trace = problem.trace
+        return cls(
+            kind,
+            trace.output_tokens[requests],
+            context_read(trace.context_tokens, trace.output_tokens)[requests],
+            held_prompts(problem)[requests],
+            own_prefill(problem)[requests] / kind.shape.prefill_tokens_per_s,
+        )
+
+    def added_s(self, row: Row) -> Floats:
+        """``[n]`` seconds that each request adds to the row."""
+        one, steps = row.minorant, np.zeros(len(self.output))
+        late = np.maximum(self.output - row.head_start, 0)
+        if row.limit == "slots":
+            steps = late / self.kind.max_running
+        elif row.limit != "longest":
+            steps = self._busy_after(row.head_start) / self.cache
+        seconds = one.a_s * steps
+        if row.limit == "recompute":
+            again_s = max(row.head_start - 1, 0) / self.kind.shape.prefill_tokens_per_s
+            never_s = one.a_s / self.cache * self._busy_after(1)
+            seconds = np.where(late > 0, np.minimum(seconds + again_s, never_s), 0.0)
+        return np.asarray(seconds + one.b_s * self.output + one.c_s * self.context + self.prefill_s)
+
+    def constant_s(self, row: Row, longest: Ints) -> Floats:
+        """Seconds besides, by the longest request of the engine; infinity where the row does not hold."""
+        if row.limit == "longest":
+            return np.asarray(row.minorant.a_s * longest)
+        lost_s = self.cache / self.kind.shape.prefill_tokens_per_s if row.limit == "recompute" else 0.0
+        return np.where(longest >= row.head_start, row.minorant.a_s * row.head_start - lost_s, np.inf)
+
+    @property
+    def cache(self) -> int:
+        """Tokens in the whole blocks of the engine's cache."""
+        shape = self.kind.shape
+        return shape.kv_capacity_tokens // shape.block_tokens * shape.block_tokens
+
+    def _busy_after(self, steps: int) -> Ints:
+        """Token-steps of cache for all tokens beyond the first ``steps``."""
+        first = np.minimum(self.output, steps)
+        late = self.output - first
+        return np.asarray(late * self.held + (self.output * (self.output - 1) - first * (first - 1)) // 2)

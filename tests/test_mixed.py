@@ -1,0 +1,258 @@
+"""Engines of several kinds and full caches: prices on kinds, against brute force and slow definitions."""
+
+from dataclasses import replace
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from strategies import affine_terms, concave_step_times, fleet_of, fleets, plans, profile, step_times, traces
+
+from tailopt.engine.profile import ShapeProfile
+from tailopt.engine.step_time import Affine, Power, StepTime
+from tailopt.errors import InputError
+from tailopt.oracle.bound_and_fill import staircase
+from tailopt.oracle.brute import brute_force
+from tailopt.oracle.check_mixed_priced import check_priced_kinds
+from tailopt.oracle.kinds import kinds_of
+from tailopt.oracle.minorant import Minorant
+from tailopt.oracle.mixed_kernel import most_collected
+from tailopt.oracle.mixed_priced import PricedKindsBound, priced_kinds_bound
+from tailopt.oracle.mixed_rows import Loads, Row
+from tailopt.oracle.problem import Problem
+from tailopt.oracle.units import units_of
+from tailopt.plan import Engine, Fleet
+from tailopt.simulate import simulate
+from tailopt.trace import Trace
+
+EXAMPLES = settings().max_examples
+SLACK = 1 + 1e-9
+
+
+def priced(problem: Problem, iterations: int = 5) -> PricedKindsBound | None:
+    """The prices alone: whatever they find, however weak."""
+    certificate = staircase(problem)
+    units = units_of(problem)
+    engine_of = certificate.plan.engine_of[[members[0] for members in units.members]]
+    return priced_kinds_bound(
+        problem, units, engine_of, lower_s=0.0, upper_s=certificate.upper_s, iterations=iterations
+    )
+
+
+def verified(bound: PricedKindsBound, problem: Problem) -> float:
+    lower_s, argument = check_priced_kinds(bound, problem)
+    assert float(lower_s) == bound.lower_s
+    assert argument == "prices on kinds"
+    return bound.lower_s
+
+
+@settings(max_examples=EXAMPLES // 2)
+@given(st.data())
+def test_below_the_best_of_all_orders_and_limits(data: st.DataObject) -> None:
+    """Any step time, mixed shapes, few slots, small caches, shared prompts."""
+    trace = data.draw(traces(most_groups=3, most_samples=2, longest=8, prompts=6))
+    assume(trace.n_requests <= 4)
+    fleet = data.draw(fleets(trace, step_times(), most_engines=2))
+    problem = Problem(trace, fleet, data.draw(st.booleans()))
+    bound = priced(problem)
+    if bound is not None:
+        optimum_s, _ = brute_force(problem, orders=True)
+        assert verified(bound, problem) <= optimum_s * SLACK
+
+
+@st.composite
+def two_shapes(draw: st.DrawFn, times: st.SearchStrategy[StepTime]) -> Fleet:
+    shapes = [ShapeProfile(tp, draw(times), 1e300, 10**6, 1000, 10**9) for tp in (1, 2)]
+    degrees = draw(st.lists(st.sampled_from([1, 2]), min_size=1, max_size=3))
+    return Fleet(profile(*shapes), tuple(map(Engine, degrees)), sum(degrees))
+
+
+@settings(max_examples=EXAMPLES // 2)
+@given(
+    traces(most_groups=5, most_samples=2, longest=9, prompts=6),
+    two_shapes(st.one_of(concave_step_times(), affine_terms().map(lambda terms: Affine(*terms)))),
+    st.booleans(),
+)
+def test_below_the_best_of_two_shapes(trace: Trace, fleet: Fleet, atomic: bool) -> None:
+    assume(trace.n_requests <= 6)
+    problem = Problem(trace, fleet, atomic)
+    bound = priced(problem)
+    if bound is not None:
+        optimum_s, _ = brute_force(problem, orders=False)
+        assert verified(bound, problem) <= optimum_s * SLACK
+
+
+@settings(max_examples=EXAMPLES // 2)
+@given(st.data())
+def test_no_plan_beats_the_prices(data: st.DataObject) -> None:
+    """Any order, limits, preemption and recompute: more requests than brute force can take."""
+    trace = data.draw(traces(most_groups=6, most_samples=4, longest=60))
+    fleet = data.draw(
+        fleets(trace, step_times(), prefill_tokens_per_s=data.draw(st.sampled_from([4.0, 1e3])))
+    )
+    plan = data.draw(plans(trace, fleet, shared=False))
+    atomic = all(len(set(plan.engine_of[trace.group == g])) == 1 for g in set(trace.group.tolist()))
+    problem = Problem(trace, fleet, atomic)
+    bound = priced(problem, iterations=6)
+    if bound is not None:
+        assert verified(bound, problem) <= simulate(trace, fleet, plan).makespan_s * SLACK
+
+
+# ---- rows
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.data(), affine_terms())
+def test_no_schedule_beats_a_row(data: st.DataObject, terms: tuple[float, float, float]) -> None:
+    """One engine with an affine step time: every head start that its longest request allows."""
+    trace = data.draw(traces(most_groups=5, most_samples=3, longest=30))
+    rate = data.draw(st.sampled_from([2.0, 64.0, 1e4]))
+    fleet = data.draw(fleets(trace, st.just(Affine(*terms)), most_engines=1, prefill_tokens_per_s=rate))
+    plan = data.draw(plans(trace, fleet, shared=False))
+    makespan_s = simulate(trace, fleet, plan).makespan_s
+    problem, (kind,) = Problem(trace, fleet), kinds_of(fleet)
+    loads = Loads.of(problem, kind, np.arange(trace.n_requests))
+    longest = trace.output_tokens.max()
+    minorant = Minorant(*terms, trace.n_requests)
+    for limit, start in product(("longest", "slots", "cache", "recompute"), range(int(longest) + 1)):
+        row = Row(limit, minorant, start)
+        seconds = loads.added_s(row).sum() + loads.constant_s(row, np.array([longest]))[0]
+        assert seconds <= makespan_s * SLACK, (limit, start)
+
+
+def test_a_head_start_counts_the_empty_cache() -> None:
+    """Four requests of 100 tokens, 200 tokens of cache: full after 50 steps, from then on two run at most."""
+    problem = Problem(
+        Trace.of([[100]] * 4, prompt_tokens=1), fleet_of(Affine(1.0, 0.0), 1, kv_capacity_tokens=200)
+    )
+    (kind,) = kinds_of(problem.fleet)
+    loads = Loads.of(problem, kind, np.arange(4))
+    steps = [
+        loads.added_s(row).sum() + loads.constant_s(row, np.array([100]))[0]
+        for row in (Row("cache", Minorant(1.0, 0.0, 0.0, 4), start) for start in (0, 50))
+    ]
+    assert steps[0] == pytest.approx(4 * 5050 / 200)
+    assert steps[1] == pytest.approx(50 + 4 * sum(range(51, 101)) / 200)
+    assert steps[1] > steps[0]
+
+
+# ---- leaders
+
+
+@given(st.data(), st.integers(1, 4), st.lists(st.integers(1, 2), min_size=1, max_size=2))
+def test_most_collected_is_the_most_of_all_leaders(
+    data: st.DataObject, units: int, counts: list[int]
+) -> None:
+    numbers = st.lists(st.integers(-3, 9), min_size=units, max_size=units)
+    value = np.array([data.draw(numbers) for _ in counts], dtype=float)
+    price = np.array(data.draw(st.lists(st.integers(0, 6), min_size=units, max_size=units)), dtype=float)
+    prefix = np.concatenate([[0.0], np.cumsum(price)])
+    best = -np.inf
+    for m in range(1, min(sum(counts), units) + 1):
+        for rest in combinations(range(1, units), m - 1):
+            for kinds in product(range(len(counts)), repeat=m):
+                if any(kinds.count(k) > count for k, count in enumerate(counts)):
+                    continue
+                held, allowed = 0.0, True
+                for unit, k in zip((0, *rest), kinds, strict=True):
+                    allowed = allowed and held >= prefix[unit]
+                    held += value[k, unit]
+                best = max(best, held) if allowed else best
+    leaders = np.empty((sum(counts), 2), dtype=np.int64)
+    assert most_collected(value, np.array(counts), prefix, 0.0, leaders) == best
+    used = leaders[leaders[:, 0] >= 0]
+    assert sum(value[k, unit] for unit, k in used) == best
+
+
+# ---- real sizes
+
+SHAPES = profile(
+    ShapeProfile(1, Power(3e-3, 1e-3, 0.6, 5e-9), 4e4, 10**6, 128),
+    ShapeProfile(2, Power(2e-3, 6e-4, 0.6, 3e-9), 7e4, 2 * 10**6, 128),
+)
+
+
+def lognormal(requests: int, seed: int) -> Trace:
+    lengths = np.random.default_rng(seed).lognormal(7, 1, (requests, 1)).astype(int)
+    return Trace.of(np.clip(lengths, 1, 16_384).tolist(), prompt_tokens=100)
+
+
+CONCAVE = Problem(lognormal(120, 0), Fleet.of(SHAPES, "3xTP1+1xTP2"))
+
+
+def concave_bound() -> PricedKindsBound:
+    bound = priced(CONCAVE, iterations=20)
+    assert bound is not None
+    return bound
+
+
+def test_two_concave_shapes_are_nearly_closed() -> None:
+    first = staircase(CONCAVE)
+    assert first.gap > 0.1
+    assert first.upper_s / concave_bound().lower_s - 1 < 0.05
+
+
+def with_kind(bound: PricedKindsBound, **changes) -> PricedKindsBound:
+    return replace(bound, kinds=(replace(bound.kinds[0], **changes), *bound.kinds[1:]))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda b: replace(b, lower_s=b.lower_s * 1.01), "may pay all prices"),
+        (lambda b: replace(b, kinds=b.kinds[:1]), "other kinds of engines"),
+        (lambda b: replace(b, prices=b.prices[1:]), "another number of requests"),
+        (lambda b: replace(b, prices=(-1.0, *b.prices[1:])), "no prices"),
+        (lambda b: replace(b, kinds=b.kinds[::-1]), "not below the step times|may pay"),
+        (lambda b: with_kind(b, classes=0), "no grid"),
+        (lambda b: with_kind(b, multipliers=((-1.0,),)), "negative"),
+        (lambda b: with_kind(b, multipliers=((1.0, 2.0),)), "one for each inequality"),
+        (lambda b: with_kind(b, concave=tuple(steeper(one, 1.01) for one in b.kinds[0].concave)),
+         "not below the step times"),
+        (lambda b: with_kind(b, concave=tuple(rising(one) for one in b.kinds[0].concave)), "not concave"),
+    ],
+)  # fmt: skip
+def test_checker_refuses_changed_prices(change, complaint: str) -> None:
+    bound = concave_bound()
+    verified(bound, CONCAVE)
+    with pytest.raises(InputError, match=complaint):
+        check_priced_kinds(change(bound), CONCAVE)
+
+
+def steeper(one, factor: float):
+    return replace(one, rises_s=tuple(rise * factor for rise in one.rises_s))
+
+
+def rising(one):
+    return replace(one, rises_s=one.rises_s[::-1])
+
+
+LONG = Trace.of([[2_000 + 26 * k] for k in range(80)], prompt_tokens=100)
+CROWDED = Problem(LONG, fleet_of(Affine(5e-3, 1e-5, 1e-9), 2, kv_capacity_tokens=40_000))
+
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda r: replace(r, head_start=-1), "head start is negative"),
+        (lambda r: replace(r, limit="nothing"), "no known sort"),
+        (lambda r: replace(r, minorant=replace(r.minorant, a_s=r.minorant.a_s * 1.01)), "not below"),
+        (lambda r: replace(r, minorant=replace(r.minorant, n_max=1)), "concurrency limit|can run together"),
+    ],
+)
+def test_checker_refuses_changed_rows(change, complaint: str) -> None:
+    bound = priced(CROWDED)
+    assert bound is not None
+    assert {row.limit for row in bound.kinds[0].rows} & {"cache", "recompute"}
+    verified(bound, CROWDED)
+    with pytest.raises(InputError, match=complaint):
+        check_priced_kinds(with_kind(bound, rows=tuple(map(change, bound.kinds[0].rows))), CROWDED)
+
+
+def test_full_caches_raise_the_bound() -> None:
+    """More than the staircase with slots and cache does."""
+    first, bound = staircase(CROWDED), priced(CROWDED)
+    assert bound is not None
+    assert bound.lower_s > 1.005 * first.bound_argument.lower_s
