@@ -9,12 +9,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_policies import fleet_of
 
+from tailopt.engine.profile import Draft
+from tailopt.engine.speculation import Speculation
+from tailopt.engine.step_time import Affine
 from tailopt.errors import InputError
+from tailopt.oracle.problem import Problem
 from tailopt.plan import SHARED_QUEUE, Engine, Fleet, Plan, View
 from tailopt.policies import resolve_policy
 from tailopt.policies.example import example_view
 from tailopt.policies.reviewing import move_seconds, seconds_of_engines
 from tailopt.policies.units import fastest_alone
+from tailopt.simulate import simulate_policy
 from tailopt.trace import Trace
 
 REVIEWING = [
@@ -225,3 +230,34 @@ def test_options_out_of_range(spec: str, message: str) -> None:
     with pytest.raises(InputError) as error:
         resolve_policy(spec)(example_view([[5, 6]]))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("spec", ["top_k(k=1, speculate='mtp')", "split(tokens=50, speculate='mtp')"])
+def test_the_tail_may_speculate(spec: str) -> None:
+    """Seconds are those of the tail engine's own steps: half as many, at the same time each."""
+    lengths = [[400], [30], [20], [10]]
+    view = example_view(lengths, engines=(1, 1))
+    with pytest.raises(InputError, match="has no draft method 'mtp'; known: none"):
+        resolve_policy(spec)(view)
+    shape = replace(
+        view.fleet.profile.shape(1), step_time=Affine(10e-3, 0.0), drafts=(Draft("mtp", 1.0, most_tokens=1),)
+    )
+    profile = replace(view.fleet.profile, shapes={1: shape})
+    view = replace(view, fleet=Fleet(profile, view.fleet.engines, 2))
+    plan = resolve_policy(spec)(view)
+    assert [engine.speculation is not None for engine in plan.engines] == [True, False]
+    trace = Trace.of(lengths, prompt_tokens=10)
+    with_drafts = simulate_policy(trace, resolve_policy(spec), view)
+    without = simulate_policy(trace, resolve_policy(spec.replace(", speculate='mtp'", "")), view)
+    assert with_drafts.output_tokens.tolist() == without.output_tokens.tolist() == [400, 30, 20, 10]
+    saved = 200 if spec.startswith("top_k") else 175
+    assert without.makespan_s - with_drafts.makespan_s == pytest.approx(saved * 10e-3, abs=0.03)
+
+
+def test_the_oracle_takes_no_engine_that_speculates() -> None:
+    shape = replace(example_view([[1]]).fleet.profile.shape(1), drafts=(Draft("mtp", 0.5),))
+    profile = replace(example_view([[1]]).fleet.profile, shapes={1: shape})
+    trace = Trace.of([[3, 4]])
+    Problem(trace, Fleet(profile, (Engine(1), Engine(1, scheduling="priority")), 2))
+    with pytest.raises(InputError, match=r"engine 1 speculates \(mtp\), expected none that does"):
+        Problem(trace, Fleet(profile, (Engine(1), Engine(1, speculation=Speculation("mtp"))), 2))

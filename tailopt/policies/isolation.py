@@ -1,11 +1,12 @@
 """Tail isolation: the longest units on tail engines of their own, the rest dealt over the others."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tailopt.arrays import Ints
-from tailopt.plan import View
+from tailopt.engine.speculation import Speculation
+from tailopt.plan import Plan, View
 from tailopt.policies.units import deal, fastest_alone, shuffled_units, units_longest_first
 
 
@@ -42,3 +43,17 @@ class Isolation:
         engine[tail] = deal(tail, self.engines[:tail_engines])
         engine[rest] = deal(rest, np.sort(self.engines[tail_engines:]))
         return engine
+
+
+def speculating(plan: Plan, engines: Ints, method: str | None) -> Plan:
+    """The same plan in which these engines speculate, each at its best draft length; None for none."""
+    if method is None:
+        return plan
+    drafting = Speculation(method)
+    return replace(
+        plan,
+        engines=tuple(
+            replace(engine, speculation=drafting) if e in engines else engine
+            for e, engine in enumerate(plan.engines)
+        ),
+    )

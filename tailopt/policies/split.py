@@ -4,6 +4,7 @@ import numpy as np
 
 from tailopt.errors import InputError
 from tailopt.plan import Plan, ReviewPoint, View
+from tailopt.policies.isolation import speculating
 from tailopt.policies.named import ignores_predictions
 from tailopt.policies.reviewing import (
     engine_of_units,
@@ -16,12 +17,12 @@ from tailopt.policies.units import deal, fastest_alone, n_units, plan_units, shu
 
 
 @ignores_predictions
-def split(view: View, *, tokens: int = 4096, tail_engines: int = 1) -> Plan:
+def split(view: View, *, tokens: int = 4096, tail_engines: int = 1, speculate: str | None = None) -> Plan:
     """Deal the units over the bulk engines; one that has a request of ``tokens`` tokens moves to the tail.
 
     Tail engines are the ones fastest for a lone request, and stand idle until then. A unit moves to the one
     with the fewest requests. No prediction is needed: a request is long when it is long. With one engine
-    nothing is split.
+    nothing is split. ``speculate`` names a draft method of the engine profile for the tail engines alone.
 
     Source: SPLIT@L of Lin, RL Long Tail: Mid-Batch Parallel Shape Switching (2026), from two TP1 engines to
     one of TP2; the tail replica of TailSieve (Xu et al., TailSieve: Partial-Rollout-Guided Tail Routing for
@@ -46,7 +47,8 @@ def split(view: View, *, tokens: int = 4096, tail_engines: int = 1) -> Plan:
         units = shuffled_units(view)
         engine_of_unit = np.empty(n_units(view), dtype=np.int64)
         engine_of_unit[units] = deal(units, bulk)
-        return with_review(plan_units(view, engine_of_unit), *points)
+        plan = with_review(plan_units(view, engine_of_unit), *points)
+        return speculating(plan, tail if engines > 1 else tail[:0], speculate)
 
     engine_of_unit = engine_of_units(view)
     longest = np.zeros(n_units(view), dtype=np.int64)
