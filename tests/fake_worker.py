@@ -94,7 +94,8 @@ class FakeEngine:
             self.tokens[key].append(token)
             new.append([key, token])
             short = self.config.get("fault") == "short" and self.steps > self.config["after"]
-            if len(self.tokens[key]) - self.prompt[key] >= self.want[key] - short:
+            stops = token in (self.config.get("stop") or ())
+            if stops or len(self.tokens[key]) - self.prompt[key] >= self.want[key] - short:
                 done.append(key)
         scheduler.update(done)
         for key in done:

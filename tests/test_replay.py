@@ -340,17 +340,51 @@ def test_given_up(tmp_path: Path) -> None:
     limits = np.array([5, 50, 7, 9, 100, 20, 40, 45])
     trace = replace(BATCH, output_tokens=np.where(BATCH.output_tokens == 100, 400, BATCH.output_tokens))
     policy = queues(
-        [0, 1, 2, 3], [4, 5, 6, 7], max_tokens=np.where(limits == 100, 400, limits), deadline_s=0.12
+        [0, 1, 2, 3], [4, 5, 6, 7], max_tokens=np.where(limits == 100, 400, limits), deadline_s=2.0
     )
-    run, record = play(trace, policy, tmp_path)
+    with Fakes(more={"step_s": 0.01}) as engines:  # 50 tokens take half a second, 400 take four
+        run, record = play(trace, policy, tmp_path, engines)
     check(run, trace, record, all_complete=False)
     assert run.completed.tolist() == [True] * 4 + [False] + [True] * 3
     assert run.output_tokens[0] == 5
     assert 0 < run.output_tokens[4] < 400
-    assert abs(run.finish_s[4] - 0.12) < 0.05
+    assert abs(run.finish_s[4] - 2.0) < 0.2
     measured = trace_of(run, trace)
     assert measured.capped.tolist() == (~run.completed).tolist()
     assert measured.output_tokens.tolist() == run.output_tokens.tolist()
+
+
+def test_free(tmp_path: Path) -> None:
+    """Responses end by themselves, or at the cap; a move in between changes no token."""
+    texts = [[10 * i + j for j in range(20)] for i in range(8)]
+    full = [greedy(text, 60) for text in texts]
+    stop = {full[0][12], full[3][30], full[5][3]}
+    expected = [
+        next((tokens[: k + 1] for k, one in enumerate(tokens) if one in stop), tokens) for tokens in full
+    ]
+    cap = replace(BATCH, output_tokens=np.full(8, 60))
+
+    def swap(view: View) -> Plan:
+        if view.now_s == 0:
+            return queues([0, 1, 2, 3], [4, 5, 6, 7], review=(ReviewPoint("tokens", 20),))(view)
+        return Plan(view.fleet.engines, 1 - view.engine, np.arange(view.n_requests))
+
+    path = tmp_path / "record.jsonl"
+    with Fakes(stop=stop) as engines:
+        view = View.at_start(cap, FLEET)
+        run = execute(cap, FLEET, swap, view, engines, record=path, given=texts, free=True)
+        assert read_record(path).ledger().tokens == expected
+        assert read_record(path).run().makespan_s == run.makespan_s
+        text = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(text[:30]))
+        resume(path, swap, view, engines)
+        assert read_record(path).ledger().tokens == expected
+    assert len(run.moves.request) > 0
+    made = trace_of(run, cap, free=True)
+    assert made.output_tokens.tolist() == [len(tokens) for tokens in expected]
+    assert made.capped.tolist() == [len(tokens) == 60 for tokens in expected]
+    with pytest.raises(InputError, match="expected the lengths"):
+        execute(cap, FLEET, swap, view, fakes(), given=texts[1:], free=True)
 
 
 # What goes wrong -------------------------------------------------------------------------------------

@@ -115,6 +115,9 @@ class EngineBackend:
         resume: what was read from that file, to go on from there.
         seed: of the prompts.
         vocabulary: of the model.
+        given: the prompts as token ids, rather than random ones; each as long as the trace says.
+        free: let responses end by themselves (the engines must be set up for it); the lengths of the trace
+            are what they may have at most.
         progress: called now and then with the seconds and, per engine, its name and its unfinished requests.
         about: more for the header of the record.
 
@@ -133,17 +136,27 @@ class EngineBackend:
         resume: Record | None = None,
         seed: int = 0,
         vocabulary: int | None = None,
+        given: Sequence[Sequence[int]] | None = None,
+        free: bool = False,
         progress: Progress | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> None:
         self.trace, self.fleet, self.engines = trace, fleet, engines
-        self.prompts = prompts(trace, seed=seed, vocabulary=vocabulary)
-        self.ledger = Ledger(trace, fleet) if resume is None else resume.ledger()
+        if given is None:
+            self.prompts = prompts(trace, seed=seed, vocabulary=vocabulary)
+        else:
+            self.prompts = [list(tokens) for tokens in given]
+            if [len(tokens) for tokens in given] != trace.context_tokens.tolist():
+                raise InputError(
+                    f"prompts: expected the lengths that trace {trace.name!r} has, one a response"
+                )
+        self.ledger = Ledger(trace, fleet, free=free) if resume is None else resume.ledger()
         self._record = None if record is None else Recorder(record)
         if self._record is not None and resume is None:
-            self._record.write(
-                header(trace, fleet, engines.name, seed=seed, vocabulary=vocabulary, **(about or {}))
-            )
+            more = {"seed": seed, "vocabulary": vocabulary, "free": free, **(about or {})}
+            if given is not None:
+                more["prompts"] = self.prompts
+            self._record.write(header(trace, fleet, engines.name, **more))
         self._progress, self._resumed = progress, resume is not None
         self._seats: list[_Seat] = []
         self._shared: deque[list[int]] = deque()

@@ -1,6 +1,6 @@
 """``execute``: carry out a policy on real engines, and go on with what was interrupted."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ def execute(
     record: str | Path | None = None,
     seed: int = 0,
     vocabulary: int | None = None,
+    given: Sequence[Sequence[int]] | None = None,
+    free: bool = False,
     progress: Progress | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Run:
@@ -36,6 +38,8 @@ def execute(
         engines: where to get engines (:class:`tailopt.replay.vllm.VllmEngines`).
         record: a new file for everything that happens (:mod:`tailopt.replay.recorder`).
         seed, vocabulary: of the prompts.
+        given: prompts as token ids, rather than random ones.
+        free: let responses end by themselves, and at the lengths of the trace at the latest.
         progress: told now and then what is left.
         about: more for the header of the record.
 
@@ -47,7 +51,16 @@ def execute(
     if record is not None and Path(record).exists():
         raise InputError(f"{record}: exists, expected a new file (or to resume from it)")
     with EngineBackend(
-        trace, fleet, engines, record=record, seed=seed, vocabulary=vocabulary, progress=progress, about=about
+        trace,
+        fleet,
+        engines,
+        record=record,
+        seed=seed,
+        vocabulary=vocabulary,
+        given=given,
+        free=free,
+        progress=progress,
+        about=about,
     ) as backend:
         return drive(backend, policy, view)
 
@@ -96,6 +109,7 @@ def resume(
         resume=found,
         seed=found.head["seed"],
         vocabulary=found.head["vocabulary"],
+        given=found.head.get("prompts"),
         progress=progress,
     ) as backend:
         return drive(backend, go_on, view)

@@ -52,11 +52,14 @@ class Place:
 
 
 class Ledger:
-    """What is known so far; changed by :meth:`apply` only."""
+    """What is known so far; changed by :meth:`apply` only.
 
-    def __init__(self, trace: Trace, fleet: Fleet) -> None:
+    With ``free``, responses end by themselves: the lengths of the trace are what each may have at most.
+    """
+
+    def __init__(self, trace: Trace, fleet: Fleet, *, free: bool = False) -> None:
         n = trace.n_requests
-        self.trace, self.fleet = trace, fleet
+        self.trace, self.fleet, self.free = trace, fleet, free
         self.plan: Plan | None = None  # the last one
         self.first_plan: Plan | None = None
         self.planned = np.arange(n)  # the requests of the last plan
@@ -152,7 +155,8 @@ class Ledger:
     def _step(self, line: Line) -> None:
         number, begin_s = line["engine"], float(line["t"])
         place, end_s = self.places[number], begin_s + float(line["s"])
-        decided_s = max(begin_s, end_s - float(line["engine_s"]))  # later if it was told something before
+        told_s = float(line["s"]) - float(line.get("engine_s", line["s"]))  # spent on commands
+        decided_s = begin_s + max(told_s, 0.0)
         for key in line["out"]:
             request = self._there(place, key)
             self.preemptions[request] += 1
@@ -177,6 +181,8 @@ class Ledger:
                 self.first_token_s[request] = end_s
         for key in line["done"]:
             request = self._there(place, key)
+            if self.free:
+                self.asked[request] = len(self.tokens[request])
             if len(self.tokens[request]) != self.asked[request]:
                 raise ReplayError(
                     f"engine {number}: ended request {request} after {len(self.tokens[request])} tokens, "
@@ -296,8 +302,10 @@ def _columns(rows: list[Any], kinds: tuple[type, ...]) -> list[np.ndarray]:
     return [np.array(column, dtype=kind) for column, kind in zip(columns, kinds, strict=True)]
 
 
-def trace_of(run: Run, trace: Trace) -> Trace:
+def trace_of(run: Run, trace: Trace, *, free: bool = False) -> Trace:
     """What a run generated, as a trace: lengths as measured, given up ones flagged as capped.
+
+    With ``free``, those that ended because they reached the length in ``trace`` were capped too.
 
     >>> from tailopt.engine.catalogue import load_engine
     >>> from tailopt.simulate import simulate
@@ -311,5 +319,5 @@ def trace_of(run: Run, trace: Trace) -> Trace:
         name=f"{trace.name} (replayed)",
         source=f"{trace.source}; replayed on {run.backend}",
         output_tokens=np.maximum(run.output_tokens, 1),
-        capped=trace.capped | ~run.completed,
+        capped=~run.completed | ((run.output_tokens >= trace.output_tokens) if free else trace.capped),
     )

@@ -124,7 +124,7 @@ class Record:
 
     def ledger(self) -> Ledger:
         """What was known at the end."""
-        ledger = Ledger(self.trace, self.fleet)
+        ledger = Ledger(self.trace, self.fleet, free=bool(self.head.get("free")))
         for line in self.lines:
             if line["kind"] != "note":
                 ledger.apply(line)

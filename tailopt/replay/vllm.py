@@ -93,7 +93,10 @@ class VllmEngines:
     Args:
         profile: limits of the engines: KV blocks, token budget, concurrency, prefix caching.
         python: an interpreter that has vLLM (:func:`vllm_python`).
-        model: folder of a model's ``config.json``; its weights are random. None for the tiny model.
+        model: folder of a model's ``config.json``; None for the tiny model.
+        weights: ``"dummy"``, random ones, or ``"auto"``, those in the folder.
+        stop: tokens that end a response, for replays in which it may end by itself; None: none does.
+        temperature: of the sampling; 0 takes the likeliest token.
         device: ``"cpu"`` or ``"cuda"``.
         cores: the cores that stand for GPUs 0, 1, ...; None for those that this process may use.
         kept: engines to keep asleep when a switch closes them; more can be started with :meth:`warm`.
@@ -109,6 +112,9 @@ class VllmEngines:
         *,
         python: str | Path | None = None,
         model: str | Path | None = None,
+        weights: Literal["dummy", "auto"] = "dummy",
+        stop: Iterable[int] | None = None,
+        temperature: float = 0.0,
         device: Literal["cpu", "cuda"] = "cpu",
         cores: Iterable[int] | None = None,
         kept: Iterable[Engine] = (),
@@ -117,6 +123,11 @@ class VllmEngines:
         self.profile, self.python, self.device = profile, vllm_python(python), device
         self.model = tiny_model() if model is None else Path(model)
         self.cores = sorted(os.sched_getaffinity(0) if cores is None else cores)
+        self.sampling = {
+            "load_format": weights,
+            "stop": None if stop is None else list(stop),
+            "temperature": temperature,
+        }
         self.more = more or {}
         self._kept = {_kind(engine) for engine in kept}
         self._idle: dict[Engine, list[Link]] = {}
@@ -170,6 +181,7 @@ class VllmEngines:
             "draft_tokens": None if speculation is None else speculation.draft_tokens,
             "kv_gb": 1 + kv_bytes // 2**30,
             **place,
+            **self.sampling,
             **self.more,
         }
 

@@ -143,6 +143,7 @@ class Vllm:
         self.block_tokens: int = config["block_tokens"]
         self.temperature = float(config.get("temperature", 0.0))
         self.seed = int(config.get("seed", 0))
+        self.stop: list[int] | None = config.get("stop")  # tokens that end a response; None: none does
         self.sampling, self.delta = SamplingParams, RequestOutputKind.DELTA
         self.ids: dict[int, str] = {}
         self.seen: Message = {}
@@ -164,11 +165,12 @@ class Vllm:
         }
 
     def submit(self, key: int, prompt: list[int], want: int, priority: int) -> None:
-        """Queue a request of exactly so many tokens."""
+        """Queue a request of exactly so many tokens, or of at most so many if it may end by itself."""
         params = self.sampling(
             max_tokens=want,
-            min_tokens=want,
+            min_tokens=want if self.stop is None else 0,
             ignore_eos=True,
+            stop_token_ids=self.stop,
             temperature=self.temperature,
             seed=None if self.temperature == 0 else self.seed + key,
             detokenize=False,
