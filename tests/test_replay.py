@@ -32,6 +32,7 @@ from tailopt.replay.prompts import prompts
 from tailopt.replay.recorder import Record, read_record
 from tailopt.replay.vllm import VllmEngines, vllm_python
 from tailopt.run import Run
+from tailopt.run_file import read_run, write_run
 from tailopt.simulate.reference import simulate_reference
 from tailopt.trace import Trace
 
@@ -193,6 +194,14 @@ def test_any_policy_conserves_tokens(
     """Moves, switches, drops, limits, deadlines: the tokens are those of an undisturbed engine, each once."""
     run, record = play(trace, Whims(seed), tmp_path_factory.getbasetemp())
     check(run, trace, record, all_complete=False)
+    folder = tmp_path_factory.mktemp("run") / "saved"
+    write_run(run, folder)
+    saved = read_run(folder)
+    for name in ("engine", "start_s", "finish_s", "output_tokens", "completed"):
+        assert np.array_equal(getattr(saved, name), getattr(run, name), equal_nan=name.endswith("_s")), name
+    assert saved.engines == run.engines
+    assert len(saved.moves.request) == len(run.moves.request)
+    assert 0 <= run.idle_share <= 1
     limit = trace.output_tokens.copy()
     for line in record.lines:
         if line["kind"] == "plan":
