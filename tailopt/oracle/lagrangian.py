@@ -54,7 +54,7 @@ MARGIN = 1e-9
 """Share of all prices by which a plan must fail to pay, to be safe from the rounding of sums."""
 
 CLOSE = 3e-10  # share of the makespan at hand at which the bound is as good as equal
-PRECISION = 1e-10  # relative width at which a bisection stops
+PRECISION = 1e-7  # relative width at which a bisection stops
 WORK = 60_000_000  # additions in one dynamic program, which decide how fine the labels are
 LEVELS, LEAST_LEVEL, MOST_LEVEL = 5, 0.7, 8.0  # multipliers, in units of all prices over all engines' time
 FIRST_SHARE, LEAST_TARGET = 0.5, 2e-3  # shares of the open gap at which the subgradient is taken
@@ -321,10 +321,10 @@ class Priced:
         return collected - (float(self.prefix[-1]) - slack)
 
     def refuted_s(self, known_s: float) -> float:
-        """The largest makespan that bisection finds refuted."""
+        """The largest makespan that bisection finds refuted; 0 if ``known_s`` is not."""
         low, high = known_s, self.asked.upper_s
         if self.surplus(low) >= 0:
-            low, high = 0.0, known_s
+            return 0.0
         while high - low > PRECISION * high:
             middle = (low + high) / 2
             if self.surplus(middle) < 0:

@@ -97,16 +97,23 @@ def worth(
         label, chosen: ``[rows]`` written: the class and the multiplier that decide.
     """
     rows, k_max, classes = table.shape
+    least = np.empty(classes)
     for row in range(rows):
         value[row], label[row], chosen[row] = -np.inf, -1, -1
+        least[:] = np.inf
+        for k in range(k_max):
+            paid = multiplier_sum[k] * makespan_s
+            for b in range(classes):
+                least[b] = min(least[b], table[row, k, b] + paid)
         for b in range(classes):
-            least, which = np.inf, -1
-            for k in range(k_max):
-                bound = table[row, k, b] + multiplier_sum[k] * makespan_s
-                if bound < least:
-                    least, which = bound, k
-            if least > value[row]:
-                value[row], label[row], chosen[row] = least, b, which
+            if least[b] > value[row]:
+                value[row], label[row] = least[b], b
+        if label[row] < 0:
+            continue
+        for k in range(k_max):
+            if table[row, k, label[row]] + multiplier_sum[k] * makespan_s == value[row]:
+                chosen[row] = k
+                break
 
 
 @njit(cache=True)

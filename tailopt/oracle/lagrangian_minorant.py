@@ -16,6 +16,7 @@ from tailopt.arrays import Floats
 from tailopt.engine.step_time import Lines
 from tailopt.oracle.minorant import SHRINK, separable_minorants
 
+FLAT = 2.0**-40  # share of the first rise by which rises that are one may differ
 MOST_CORNERS = 48  # of a g that the linear program chooses
 
 
@@ -57,7 +58,9 @@ def concave_minorants(lines: Sequence[Lines], n_max: int, steps: Floats) -> list
         if not (rises_s - falling <= 2.0**-50 * base_s[-1]).all():
             falling = _chosen(base_s, steps[1:])
         falling = falling * (SHRINK * min(1.0, float((base_s / np.cumsum(falling)).min())))
-        last = len(falling) - int(np.argmax(falling[::-1] != falling[-1])) if np.ptp(falling) > 0 else 0
+        same = falling - falling[-1] <= FLAT * falling[0]  # a line's rises are equal but for rounding
+        last = int(np.argmax(same))
+        falling[last:] = falling[-1]
         found.append(ConcaveMinorant(tuple(falling[: last + 1].tolist()), SHRINK * slope_s))
     return list(dict.fromkeys(found))
 
