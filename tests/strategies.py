@@ -223,4 +223,4 @@ class RandomPolicy:
         return tuple(points[i] for i in rng.permutation(5)[: rng.integers(0, 5)])
 
 
-PRIORITIES = False
+PRIORITIES = True

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import (
+    RandomPolicy,
     affine_terms,
     arriving,
     exact_step_times,
@@ -19,9 +20,9 @@ from strategies import (
 from tailopt.engine.profile import ShapeProfile
 from tailopt.engine.step_time import Affine, MaxAffine, Power
 from tailopt.errors import InputError
-from tailopt.plan import Engine, Fleet, Plan
+from tailopt.plan import Engine, Fleet, Plan, View
 from tailopt.run import Run
-from tailopt.simulate import simulate, simulate_reference
+from tailopt.simulate import simulate, simulate_policy, simulate_policy_reference, simulate_reference
 from tailopt.trace import Trace
 
 CASES = 2 * settings().max_examples  # the profile's number, doubled: these are the project's foundation
@@ -67,6 +68,20 @@ def test_jumps_equal_steps_for_any_step_time(data: st.DataObject) -> None:
     fleet = data.draw(fleets(trace, step_times(), prefill_tokens_per_s=data.draw(st.floats(1, 1e4))))
     plan = data.draw(plans(trace, fleet, shared=False))
     assert_same_run(simulate(trace, fleet, plan), simulate_reference(trace, fleet, plan), rtol=1e-9)
+
+
+@settings(max_examples=CASES)
+@given(st.data())
+def test_jumps_equal_steps_through_any_reviews(data: st.DataObject) -> None:
+    """Review points of all kinds, switches, moves, drops, limits, deadlines, and priorities."""
+    trace = data.draw(traces())
+    fleet = data.draw(fleets(trace, exact_step_times()))
+    trace = data.draw(arriving(trace))
+    view = View.at_start(trace, fleet, atomic=data.draw(st.booleans()))
+    seed = data.draw(st.integers(0, 2**32))
+    fast = simulate_policy(trace, RandomPolicy(seed), view)
+    slow = simulate_policy_reference(trace, RandomPolicy(seed), view)
+    assert_same_run(fast, slow, rtol=0)
 
 
 @given(traces(), affine_terms())

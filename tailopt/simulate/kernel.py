@@ -130,8 +130,8 @@ def run(
         if begins:
             kind = engine.kind
             code = act(
-                requests, runs, engine, heaps[e], phases[e], chains, own, unit_start, unit_member, unit_s, log,
-                stays, counters, marks, watch[1] > 0, base_s[kind, :, : pieces[kind]], slope_s[kind],
+                requests, runs, engine, heaps[e], phases[e], chains, own, unit_start, unit_member, unit_s,
+                log, stays, counters, marks, watch[1] > 0, base_s[kind, :, : pieces[kind]], slope_s[kind],
                 tokens[kind], e,
             )  # fmt: skip
             if code != DONE:
@@ -143,8 +143,8 @@ def run(
         kind = engine.kind
         while not engine.done:
             code = act(
-                requests, runs, engine, heaps[e], phases[e], chains, own, unit_start, unit_member, unit_s, log,
-                stays, counters, marks, False, base_s[kind, :, : pieces[kind]], slope_s[kind],
+                requests, runs, engine, heaps[e], phases[e], chains, own, unit_start, unit_member, unit_s,
+                log, stays, counters, marks, False, base_s[kind, :, : pieces[kind]], slope_s[kind],
                 tokens[kind], e,
             )  # fmt: skip
             if code != DONE:
@@ -184,6 +184,7 @@ def settle(
     stays: Records,
     counters: Ints,
     now_s: float,
+    cut_s: float,
     marks: Ints,
     passed: Ints,
     base_s: Floats,
@@ -191,14 +192,14 @@ def settle(
     pieces: Ints,
     tokens: Ints,
 ) -> None:
-    """Let every engine end the step it is in at ``now_s``, and write what its requests have."""
+    """Let every engine end its step, jumps at ``cut_s``, and write what its requests have at a review."""
     for e in range(len(engines)):
         engine, heap = engines[e], heaps[e]
         if engine.in_step:
-            if engine.jump > 0 and engine.time_s > now_s:
+            if engine.jump > 0 and engine.time_s > cut_s:
                 kind, n = engine.kind, engine.decoding
                 base = base_s[kind, n, : pieces[kind]]
-                cut(engine, base, slope_s[kind], tokens[kind, n], engine.jump, now_s)
+                cut(engine, base, slope_s[kind], tokens[kind, n], engine.jump, cut_s)
             end(requests, runs, engine, heap, phases[e], stays, counters, marks, passed)
         else:
             engine.time_s = max(now_s, engine.ready_s)
@@ -225,10 +226,11 @@ def take_off(
         while i != NONE:
             after = requests[i].run_next
             if leaving[i]:
-                held, full = holding(engine, requests[i], False)
+                held, full = holding(requests, engine, i, False)
                 if i == engine.prefilling:
                     engine.prefilling = NONE
                 else:
+                    settle_deficit(engine, requests[i])
                     stop_decode(requests, engine, heaps[e], phases[e], i)
                 leave(requests, runs, engine, stays, i, held, full, engine.time_s)
                 requests[i].engine = NONE
@@ -315,7 +317,7 @@ def act(
         return STAYS_FULL
     if engine.priority and counters[RUNS_LENGTH] + most > len(runs):
         return RUNS_FULL
-    if engine.running + most > len(heap):
+    if max(engine.running, min(engine.max_running, engine.running + engine.waiting)) > len(heap):
         return HEAP_FULL
     if engine.time_s > engine.ready_s:
         rest(log, counters, e, engine)
@@ -335,7 +337,7 @@ def act(
 
 @njit(cache=True, error_model="numpy")
 def cut(engine: Record, base_s: Floats, slope_s: Floats, tokens: int, steps: int, until_s: float) -> None:
-    """Plan a jump of ``steps`` steps from the end of the last one, or to the first that ends at ``until_s``."""
+    """Plan a jump of ``steps`` steps, or fewer, to the first that ends at ``until_s`` or later."""
     n, kv, clock = engine.decoding, engine.next_kv, engine.tokens % TOKEN
     begin_s = engine.ready_s if engine.in_step else engine.time_s
     lasts_s = seconds(base_s, slope_s, n, kv, steps, tokens, clock)
@@ -521,10 +523,10 @@ def grown(engine: Record, phase: Ints, further: int) -> int:
 
 
 @njit(cache=True, error_model="numpy")
-def holding(engine: Record, request: Record, scheduled: bool) -> tuple[int, int]:
-    """Blocks that a running request holds, and how many of them are full and findable."""
-    size = engine.block_tokens
-    if engine.prefilling != NONE and request.due == NEVER_DUE:
+def holding(requests: Records, engine: Record, i: int, scheduled: bool) -> tuple[int, int]:
+    """Blocks that a running request holds, ``scheduled`` in this step or not, and how many can be found."""
+    request, size = requests[i], engine.block_tokens
+    if i == engine.prefilling:
         held, full = blocks_of(engine, request.computed), request.computed // size
     else:
         now = request.offset + engine.gained + 1
@@ -571,12 +573,9 @@ def step(
     fresh = 0  # requests whose prompts are complete after this step: the last ones of the list
     if engine.prefilling != NONE and budget > 0 and skipped == NONE:
         i = engine.prefilling
-        while engine.prefilling == i:
-            budget = engine.token_budget - engine.decoding * (1 + engine.lookahead)
-            chunk = min(tokens_of(requests[i]) - requests[i].computed, budget)
-            before = blocks_of(engine, requests[i].computed)
-            if blocks_of(engine, requests[i].computed + chunk) - before <= engine.free:
-                break
+        chunk = min(tokens_of(requests[i]) - requests[i].computed, budget)
+        lacking = blocks_of(engine, requests[i].computed + chunk) - blocks_of(engine, requests[i].computed)
+        while lacking > engine.free and engine.prefilling == i:
             preempt(requests, runs, engine, heap, phase, stays, victim(requests, engine), True)
             preempted = True
         sampling, kv = engine.decoding, engine.next_kv
@@ -668,7 +667,7 @@ def take_in_turn(
     i = engine.run_head
     while i != NONE and i != engine.prefilling:
         request = requests[i]
-        held, _ = holding(engine, request, False)
+        held, _ = holding(requests, engine, i, False)
         need = blocks_of(engine, request.offset + engine.gained + 1 + engine.lookahead) - held
         after = request.run_next
         while need > engine.free:
@@ -680,7 +679,7 @@ def take_in_turn(
                 skipped = after
                 while after != NONE and after != engine.prefilling:
                     late = requests[after]
-                    late.held_blocks, late.full_blocks = holding(engine, late, False)
+                    late.held_blocks, late.full_blocks = holding(requests, engine, after, False)
                     stop_decode(requests, engine, heap, phase, after)
                     after = late.run_next
                 engine.deficit = 0
@@ -703,3 +702,490 @@ def victim(requests: Records, engine: Record) -> int:
                 worst = i
             i = requests[i].run_next
     return int(worst)
+
+
+@njit(cache=True, error_model="numpy")
+def due(engine: Record, request: Record, marks: Ints) -> int:
+    """What the engine has gained when this request is over, or passes its next mark."""
+    tokens = request.limit
+    if request.mark < len(marks):
+        tokens = min(tokens, marks[request.mark])
+    return int(engine.gained + tokens - request.generated)
+
+
+@njit(cache=True, error_model="numpy")
+def start_decode(requests: Records, engine: Record, heap: Ints, phase: Ints, marks: Ints, i: int) -> None:
+    """From the step just taken on, request i decodes; all its tokens but the last are computed."""
+    request = requests[i]
+    request.offset = request.computed - engine.gained
+    request.due = due(engine, request, marks)
+    phase[request.offset % engine.block_tokens] += 1
+    engine.next_kv += request.computed + 2
+    sift_up(requests, heap, engine.decoding, i)
+    engine.decoding += 1
+    if engine.lookahead > 0:
+        request.odd_step = engine.step
+        engine.deficit += rule(engine, request) - request.held_blocks
+
+
+@njit(cache=True, error_model="numpy")
+def stop_decode(requests: Records, engine: Record, heap: Ints, phase: Ints, i: int) -> None:
+    """Take a request out of those that decode; what it has so far is kept."""
+    request = requests[i]
+    request.computed = request.offset + engine.gained
+    request.generated = request.computed + 1 - request.prompt_tokens
+    phase[request.offset % engine.block_tokens] -= 1
+    engine.next_kv -= request.computed + 2
+    engine.decoding -= 1
+    hole, last = request.heap_place, heap[engine.decoding]
+    if hole != engine.decoding:
+        sift_down(requests, heap, engine.decoding, sift_up(requests, heap, hole, last), last)
+
+
+@njit(cache=True, error_model="numpy")
+def rule(engine: Record, request: Record) -> int:
+    """Blocks that a request that decodes holds between two steps if it decoded in the last one."""
+    return blocks_of(engine, request.offset + engine.gained + 1 - engine.last_gain + engine.lookahead)
+
+
+@njit(cache=True, error_model="numpy")
+def settle_deficit(engine: Record, request: Record) -> None:
+    """A request that decodes is about to leave between two steps."""
+    if engine.lookahead > 0 and request.odd_step == engine.step:
+        engine.deficit -= rule(engine, request) - request.held_blocks
+
+
+@njit(cache=True, error_model="numpy")
+def finish(
+    requests: Records,
+    runs: Records,
+    engine: Record,
+    heap: Ints,
+    phase: Ints,
+    stays: Records,
+    counters: Ints,
+    marks: Ints,
+    passed: Ints,
+) -> None:
+    """Let requests that have all their tokens go, in running order, and see who has passed a mark."""
+    done = 0  # those that are finished stand at the end of the heap's array, sorted by admission
+    while engine.decoding > 0 and requests[heap[0]].due <= engine.gained:
+        i = heap[0]
+        request = requests[i]
+        generated = request.offset + engine.gained + 1 - request.prompt_tokens
+        if generated < request.limit:
+            while request.mark < len(marks) and marks[request.mark] <= generated:
+                passed[request.mark] = 1
+                counters[PASSED] += 1
+                request.mark += 1
+            request.generated = generated
+            request.due = due(engine, request, marks)
+            sift_down(requests, heap, engine.decoding, 0, i)
+            continue
+        settle_deficit(engine, request)
+        request.held_blocks, request.full_blocks = holding(requests, engine, i, False)
+        stop_decode(requests, engine, heap, phase, i)
+        request.generated = request.limit
+        done += 1
+        place = engine.decoding
+        while place + 1 < engine.decoding + done and requests[heap[place + 1]].stay < requests[i].stay:
+            heap[place] = heap[place + 1]
+            place += 1
+        heap[place] = i
+    if done == 0:
+        return
+    for place in range(engine.decoding, engine.decoding + done):
+        i = heap[place]
+        request = requests[i]
+        request.finish_s = engine.time_s
+        leave(requests, runs, engine, stays, i, request.held_blocks, request.full_blocks, engine.time_s)
+    counters[UNFINISHED] -= done
+    engine.hungry = True
+    engine.steady = engine.steady and engine.waiting == 0
+
+
+@njit(cache=True, error_model="numpy")
+def preempt(
+    requests: Records,
+    runs: Records,
+    engine: Record,
+    heap: Ints,
+    phase: Ints,
+    stays: Records,
+    i: int,
+    scheduled: bool,
+) -> None:
+    """Request i loses its blocks and waits at the very front, or at the place of its priority."""
+    held, full = holding(requests, engine, i, scheduled)
+    if i == engine.prefilling:
+        engine.prefilling = NONE
+    else:
+        stop_decode(requests, engine, heap, phase, i)
+    leave(requests, runs, engine, stays, i, held, full, engine.time_s)
+    requests[i].preemptions += 1
+    if engine.priority:
+        wait_in_order(requests, engine, i)
+        return
+    if engine.waiting == 0:
+        engine.wait_tail = i
+    requests[i].wait_next = engine.wait_head if engine.waiting > 0 else NONE
+    engine.wait_head = i
+    engine.waiting += 1
+    engine.waiting_blocks += blocks_of(engine, tokens_of(requests[i]))
+
+
+@njit(cache=True, error_model="numpy")
+def leave(
+    requests: Records,
+    runs: Records,
+    engine: Record,
+    stays: Records,
+    i: int,
+    held: int,
+    full: int,
+    time_s: float,
+) -> None:
+    """A request runs no more: out of the list, end of its stay, and its blocks are released."""
+    request = requests[i]
+    before, after = request.run_previous, request.run_next
+    if before != NONE:
+        requests[before].run_next = after
+    else:
+        engine.run_head = after
+    if after != NONE:
+        requests[after].run_previous = before
+    else:
+        engine.run_tail = before
+    engine.running -= 1
+    stays[request.stay].end_s = time_s
+    request.stay = NONE
+    request.computed = 0
+    release(runs, engine, request, held, full)
+
+
+@njit(cache=True, error_model="numpy")
+def fits(requests: Records, runs: Records, engine: Record) -> bool:
+    """Whether there are blocks for all tokens of the first in line; what it finds need not be free."""
+    request = requests[engine.wait_head]
+    found, standing = found_blocks(runs, engine, request)
+    return bool(blocks_of(engine, tokens_of(request)) - found + standing <= engine.free)
+
+
+@njit(cache=True, error_model="numpy")
+def found_blocks(runs: Records, engine: Record, request: Record) -> tuple[int, int]:
+    """Blocks of a waiting request that can be found, and how many of them stand in the free queue."""
+    found, standing = 0, 0
+    if request.chain != NONE:
+        chain = runs[request.chain]
+        found = chain.blocks
+        if chain.holders == 0:
+            standing = chain.blocks
+    if found == request.shared_blocks:
+        own = runs[request.own]
+        most = (tokens_of(request) - 1) // engine.block_tokens
+        here = min(own.blocks, most - found)
+        found += here
+        standing += here
+        while own.leftovers != NONE and found < most and leftover_at(runs, own, found) != NONE:
+            found += 1
+            standing += 1
+    return found, standing
+
+
+@njit(cache=True, error_model="numpy")
+def leftover_at(runs: Records, own: Record, index: int) -> int:
+    """The leftover of a request's block ``index``, or NONE."""
+    r = own.leftovers
+    while r != NONE and not (runs[r].blocks == 1 and runs[r].index == index):
+        r = runs[r].sibling
+    return int(r)
+
+
+@njit(cache=True, error_model="numpy")
+def admit(requests: Records, runs: Records, engine: Record, stays: Records, counters: Ints, e: int) -> None:
+    """Let the first in line run; it holds what it finds in the prefix cache."""
+    i = engine.wait_head
+    request = requests[i]
+    engine.wait_head = request.wait_next
+    engine.waiting -= 1
+    engine.waiting_blocks -= blocks_of(engine, tokens_of(request))
+    found, _ = found_blocks(runs, engine, request)
+    from_chain = 0
+    if request.chain != NONE:
+        chain = runs[request.chain]
+        from_chain = chain.blocks
+        if chain.holders == 0 and chain.blocks > 0:
+            unlink(runs, engine, request.chain)
+            engine.free -= chain.blocks
+        chain.holders += 1
+    own = runs[request.own]
+    if own.leftovers != NONE or own.blocks > found - from_chain:
+        sort_out_leftovers(runs, engine, counters, request.own, from_chain, found)
+    if own.blocks > 0:
+        unlink(runs, engine, request.own)
+        engine.free -= own.blocks
+        own.blocks = 0
+    request.computed = found * engine.block_tokens
+    if request.kv_sent:
+        request.computed = tokens_of(request) - 1
+        take(runs, engine, blocks_of(engine, request.computed) - found)
+        request.kv_sent = False
+    request.run_previous, request.run_next = engine.run_tail, NONE
+    if engine.run_tail != NONE:
+        requests[engine.run_tail].run_next = i
+    else:
+        engine.run_head = i
+    engine.run_tail = i
+    engine.running += 1
+    if np.isnan(request.start_s):
+        request.start_s = engine.time_s
+    request.turn = NONE
+    request.ran_on = e
+    request.stay = counters[STAYS_LENGTH]
+    counters[STAYS_LENGTH] += 1
+    stay = stays[request.stay]
+    stay.request = i
+    stay.engine = e
+    stay.start_s = engine.time_s
+
+
+@njit(cache=True, error_model="numpy")
+def sort_out_leftovers(runs: Records, engine: Record, counters: Ints, r: int, first: int, found: int) -> None:
+    """A request finds its blocks from ``first`` to below ``found``: what it does not hold is left over.
+
+    Its own run is left with those found; where an older copy of one of them is held instead, the run's stays
+    in its place in the free queue.
+    """
+    own = runs[r]
+    behind = first + own.blocks
+    if behind > found:
+        leftover = counters[RUNS_LENGTH]
+        counters[RUNS_LENGTH] += 1
+        extra = runs[leftover]
+        extra.blocks, extra.index, extra.sibling = 1, found, own.leftovers
+        own.leftovers = leftover
+        insert_before(runs, engine, leftover, r)
+        own.blocks -= 1
+        behind = found
+        extra.older = True
+    for index in range(behind, found):  # only leftovers are left of these
+        leftover = leftover_at(runs, own, index)
+        unlink(runs, engine, leftover)
+        runs[leftover].blocks = 0
+        engine.free -= 1
+    for index in range(found - 1, first - 1, -1):
+        leftover = leftover_at(runs, own, index)
+        if leftover != NONE and runs[leftover].older:
+            unlink(runs, engine, leftover)
+            insert_before(runs, engine, leftover, r)
+            runs[leftover].older = False
+    leftover = own.leftovers
+    while leftover != NONE:
+        if runs[leftover].index >= found:
+            runs[leftover].older = True
+        leftover = runs[leftover].sibling
+
+
+@njit(cache=True, error_model="numpy")
+def compute(requests: Records, runs: Records, engine: Record, i: int, chunk: int) -> None:
+    """Compute the next ``chunk`` tokens of a prefill; full blocks of its chain can be found at once."""
+    request = requests[i]
+    before = blocks_of(engine, request.computed)
+    request.computed += chunk
+    take(runs, engine, blocks_of(engine, request.computed) - before)
+    if request.chain != NONE:
+        chain = runs[request.chain]
+        full = min(request.computed // engine.block_tokens, request.shared_blocks)
+        chain.blocks = max(chain.blocks, full)
+
+
+@njit(cache=True, error_model="numpy")
+def take(runs: Records, engine: Record, blocks: int) -> None:
+    """Take blocks from the head of the free queue; what could be found in them is lost, last blocks first."""
+    engine.free -= blocks
+    blank = min(blocks, engine.blank)
+    engine.blank -= blank
+    blocks -= blank
+    while blocks > 0:
+        head = runs[engine.queue_head]
+        taken = min(blocks, head.blocks)
+        head.blocks -= taken
+        blocks -= taken
+        if head.blocks == 0:
+            unlink(runs, engine, engine.queue_head)
+
+
+@njit(cache=True, error_model="numpy")
+def release(runs: Records, engine: Record, request: Record, held: int, full: int) -> None:
+    """A request gives its blocks back: its own that can be found to the end of the queue, then the chain."""
+    engine.blank += held - full
+    engine.free += held - full
+    if full > request.shared_blocks:
+        own = runs[request.own]
+        own.blocks = full - request.shared_blocks
+        engine.free += own.blocks
+        append(runs, engine, request.own)
+    if request.chain != NONE:
+        chain = runs[request.chain]
+        chain.holders -= 1
+        if chain.holders == 0 and chain.blocks > 0:
+            engine.free += chain.blocks
+            append(runs, engine, request.chain)
+
+
+@njit(cache=True, error_model="numpy")
+def append(runs: Records, engine: Record, r: int) -> None:
+    """Put a run at the end of the free queue."""
+    runs[r].previous, runs[r].next = engine.queue_tail, NONE
+    if engine.queue_tail == NONE:
+        engine.queue_head = r
+    else:
+        runs[engine.queue_tail].next = r
+    engine.queue_tail = r
+
+
+@njit(cache=True, error_model="numpy")
+def insert_before(runs: Records, engine: Record, r: int, after: int) -> None:
+    """Put a run into the free queue before another."""
+    before = runs[after].previous
+    runs[r].previous, runs[r].next = before, after
+    runs[after].previous = r
+    if before == NONE:
+        engine.queue_head = r
+    else:
+        runs[before].next = r
+
+
+@njit(cache=True, error_model="numpy")
+def unlink(runs: Records, engine: Record, r: int) -> None:
+    """Take a run out of the free queue."""
+    before, after = runs[r].previous, runs[r].next
+    if before == NONE:
+        engine.queue_head = after
+    else:
+        runs[before].next = after
+    if after == NONE:
+        engine.queue_tail = before
+    else:
+        runs[after].previous = before
+
+
+@njit(cache=True, error_model="numpy")
+def sift_up(requests: Records, heap: Ints, place: int, i: int) -> int:
+    """Put request i where it belongs at or above ``place``; returns where."""
+    key = requests[i].due
+    while place > 0:
+        parent = (place - 1) // 2
+        other = heap[parent]
+        if requests[other].due <= key:
+            break
+        heap[place] = other
+        requests[other].heap_place = place
+        place = parent
+    heap[place] = i
+    requests[i].heap_place = place
+    return place
+
+
+@njit(cache=True, error_model="numpy")
+def sift_down(requests: Records, heap: Ints, size: int, place: int, i: int) -> None:
+    """Put request i where it belongs at or below ``place``."""
+    key = requests[i].due
+    while 2 * place + 1 < size:
+        child = 2 * place + 1
+        if child + 1 < size and requests[heap[child + 1]].due < requests[heap[child]].due:
+            child += 1
+        other = heap[child]
+        if key <= requests[other].due:
+            break
+        heap[place] = other
+        requests[other].heap_place = place
+        place = child
+    heap[place] = i
+    requests[i].heap_place = place
+
+
+@njit(cache=True, error_model="numpy")
+def seconds(
+    base_s: Floats, slope_s: Floats, n: int, kv: int, steps: int, tokens: int = TOKEN, clock: int = 0
+) -> float:
+    """Duration of ``steps`` steps of n requests, the first of which holds ``kv`` tokens.
+
+    Each gains ``tokens`` / TOKEN a step, on a clock that stands at ``clock`` / TOKEN, below 1.
+    """
+    if len(base_s) == 1:
+        return float(steps * base_s[0] + slope_s[0] * context_sum(n, kv, steps, tokens, clock))
+    total, done = 0.0, 0
+    while done < steps:
+        here = kv + n * gain_of(tokens, clock, done)
+        top = 0
+        for p in range(1, len(base_s)):
+            lead = (base_s[p] + slope_s[p] * here) - (base_s[top] + slope_s[top] * here)
+            if lead > 0 or (lead == 0 and slope_s[p] > slope_s[top]):
+                top = p
+        until = steps
+        for p in range(len(base_s)):
+            if slope_s[p] > slope_s[top]:
+                crossing = (base_s[top] - base_s[p]) / (slope_s[p] - slope_s[top])
+                gain = int(np.floor((crossing - kv) / n)) + 1  # tokens a request, after which p is on top
+                if tokens != TOKEN:
+                    gain = -((clock - min(gain, 1 << 40) * TOKEN) // tokens)  # steps
+                until = min(until, max(done + 1, gain))
+        ahead = context_sum(n, kv, until, tokens, clock) - context_sum(n, kv, done, tokens, clock)
+        if tokens == TOKEN:
+            ahead = context_sum(n, here, until - done, tokens, clock)
+        total += (until - done) * base_s[top] + slope_s[top] * ahead
+        done = until
+    return total
+
+
+@njit(cache=True, error_model="numpy")
+def gain_of(tokens: int, clock: int, steps: int) -> int:
+    """Whole tokens that a request gains in so many steps."""
+    if tokens == TOKEN:
+        return steps
+    return (clock + steps * tokens) // TOKEN
+
+
+@njit(cache=True, error_model="numpy")
+def context_sum(n: int, kv: int, steps: int, tokens: int, clock: int) -> float:
+    """Sum of kv + n floor((clock + k tokens) / TOKEN) for k = 0 .. steps - 1."""
+    if tokens == TOKEN:
+        return steps * float(kv) + n * (steps * (steps - 1.0) / 2)
+    return float(steps * kv + n * floor_sum(steps, TOKEN, tokens, clock))
+
+
+@njit(cache=True, error_model="numpy")
+def floor_sum(steps: int, size: int, rate: int, start: int) -> int:
+    """Sum of floor((start + k rate) / size) for k = 0 .. steps - 1, by Euclid's algorithm on (rate, size)."""
+    total = 0
+    while steps > 0:
+        total += (steps - 1) * steps // 2 * (rate // size) + steps * (start // size)
+        rate, start = rate % size, start % size
+        top = steps * rate + start
+        steps, start = top // size, top % size
+        size, rate = rate, size
+    return total
+
+
+@njit(cache=True, error_model="numpy")
+def rest(log: Records, counters: Ints, e: int, engine: Record) -> None:
+    """Say in the log that nothing runs from the end of the last step on."""
+    if not engine.rests:
+        note(log, counters, e, engine, engine.ready_s, 0, 0)
+    engine.rests = True
+
+
+@njit(cache=True, error_model="numpy")
+def note(
+    log: Records, counters: Ints, e: int, engine: Record, time_s: float, running: int, blocks: int
+) -> None:
+    """Log that the next step of engine e runs so many requests, which then hold so many blocks."""
+    entry = log[counters[LOG_LENGTH]]
+    entry.engine = e
+    entry.step = engine.step
+    entry.time_s = time_s
+    entry.running = running
+    entry.kv_tokens = blocks * engine.block_tokens
+    counters[LOG_LENGTH] += 1
+    engine.rests = False

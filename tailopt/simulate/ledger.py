@@ -35,11 +35,12 @@ import numpy as np
 
 from tailopt.arrays import Bools, Floats, Ints
 from tailopt.drive import State
-from tailopt.engine.speculation import Decoding, decoding
+from tailopt.engine.speculation import Decoding
 from tailopt.errors import InputError
 from tailopt.plan import DROPPED, SHARED_QUEUE, Engine, Fleet, Plan, ReviewPoint
 from tailopt.run import Moves, Review, Run, Spans
 from tailopt.simulate.batch import shared_tokens, units
+from tailopt.simulate.line_table import decoding_of
 from tailopt.trace import Trace
 
 NOWHERE = -1
@@ -230,9 +231,8 @@ class Ledger:
 
     def decoding(self, e: int) -> Decoding:
         """The decode steps of engine e, for as many requests as it may run."""
-        shape, speculation = self.profile.shape(self.engines[e].tp), self.engines[e].speculation
-        n_max = shape.max_running if speculation else min(shape.max_running, self.trace.n_requests)
-        return decoding(shape, speculation, n_max)
+        engine = self.engines[e]
+        return decoding_of(self.profile, engine.tp, engine.speculation, self.trace.n_requests)
 
     def max_running(self, e: int) -> int:
         """The concurrency limit of engine e under the plan in force."""
@@ -366,7 +366,7 @@ class Ledger:
         room = np.zeros(max(numbers) + 2, dtype=np.int64)
         for i, (e, shape) in enumerate(zip(numbers, shapes, strict=True)):
             speculation = fleet.engines[i].speculation
-            ahead = decoding(shape, speculation, shape.max_running).lookahead if speculation else 0
+            ahead = decoding_of(self.profile, shape.tp, speculation, 1).lookahead
             if fleet.max_running(i) * (1 + ahead) > shape.token_budget:
                 raise InputError(
                     f"engine {i} (TP{shape.tp} of {self.profile.name}): {fleet.max_running(i)} requests of "

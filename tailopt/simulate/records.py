@@ -1,4 +1,4 @@
-"""The kernel's memory: requests, engines and cached blocks as records, so that a record is a cache line or two."""
+"""The kernel's memory: requests, engines and cached blocks as records, so that one's fields lie together."""
 
 from typing import Any
 
@@ -22,7 +22,10 @@ REQUEST = np.dtype(
         ("run_previous", np.int64),
         ("engine", np.int64),  # where it runs or waits, or NONE
         ("ran_on", np.int64),  # where it ran last
-        ("stay", np.int64),  # its entry in the stays while it runs, else NONE; rises in the order of admission
+        (
+            "stay",
+            np.int64,
+        ),  # its entry in the stays while it runs, else NONE; rises in the order of admission
         ("position", np.int64),  # in the order of the plan: its priority
         ("mark", np.int64),  # the next number of tokens that it is watched for
         ("kv_sent", np.bool_),  # the KV of all its tokens but the last has been sent to its engine

@@ -1,14 +1,17 @@
-"""``simulate``: carry out a plan on a simulated fleet, fast."""
+"""``simulate``: carry out a plan, or a policy with its reviews, on a simulated fleet, fast."""
+
+from typing import Any
 
 import numpy as np
 
 from tailopt.arrays import Ints
-from tailopt.plan import Fleet, Plan, Policy, View
+from tailopt.drive import State, drive, follow
+from tailopt.plan import Engine, Fleet, Plan, Policy, View
 from tailopt.run import EngineLog, Run, Stays
 from tailopt.simulate import kernel
-from tailopt.simulate.ledger import Ledger
-from tailopt.simulate.line_table import LineTable, line_table
-from tailopt.simulate.reference import simulate_policy_reference, simulate_reference
+from tailopt.simulate import records as r
+from tailopt.simulate.ledger import Ledger, Orders, Snapshot
+from tailopt.simulate.line_table import lines_of
 from tailopt.trace import Trace
 
 
@@ -19,7 +22,8 @@ def simulate(trace: Trace, fleet: Fleet, plan: Plan) -> Run:
     agree with it to 1e-9 relative, at a cost that grows with events and not with tokens.
 
     Raises:
-        InputError: if the plan does not fit the trace or the fleet, or a request can never fit an engine.
+        InputError: if the plan does not fit the trace or the fleet, a request can never fit an engine, or the
+            plan has review points.
 
     >>> from tailopt.engine.catalogue import load_engine
     >>> from tailopt.plan import Engine
@@ -29,93 +33,206 @@ def simulate(trace: Trace, fleet: Fleet, plan: Plan) -> Run:
     >>> run.output_tokens.tolist(), bool(run.makespan_s == run.finish_s[1])
     ([30, 50, 7, 9], True)
     """
-    if plan.review or plan.deadline_s is not None:
-        return simulate_reference(trace, fleet, plan)
-    batch = Ledger(trace, fleet)
-    orders = batch.begin(plan)
-    n, m = trace.n_requests, len(batch.fleet.engines)
-    max_running = np.array([batch.max_running(e) for e in range(m)])
-    widest = int(min(max_running.max(), n))
-    lines = line_table(batch.fleet, widest)
-    queue = [orders.queue[e] for e in range(m)]
-    own = np.concatenate([np.zeros(0, dtype=np.int64), *queue])
-    engines = _engines(batch, lines, max_running, queue)
-    requests, runs = _requests(trace, batch), np.zeros(2 * n, dtype=kernel.RUN)
-    heaps = np.empty((m, min(widest, 4 * n // m + 64)), dtype=np.int64)
-    phases = np.zeros((m, int(engines["block_tokens"].max())), dtype=np.int64)
-    log, stays = np.empty(3 * (n + m), dtype=kernel.LOG), np.empty(2 * n + widest, dtype=kernel.STAY)
-    counters = np.zeros(3, dtype=np.int64)
-    while True:
-        code = kernel.run(
-            requests, runs, engines, heaps, phases, own, orders.unit_start, orders.unit_member,
-            orders.unit_s, log, stays, counters, lines.base_s, lines.slope_s, lines.pieces,
-        )  # fmt: skip
-        if code == kernel.LOG_FULL:
-            log = np.concatenate([log, np.empty_like(log)])
-        elif code == kernel.STAYS_FULL:
-            stays = np.concatenate([stays, np.empty_like(stays)])
-        elif code == kernel.HEAP_FULL:
-            heaps = np.concatenate([heaps, np.empty_like(heaps)], axis=1)[:, :widest].copy()
-        else:
-            break
-    return _run(batch, requests, log[: counters[kernel.LOG_LENGTH]], stays[: counters[kernel.STAYS_LENGTH]])
-
-
-def _requests(trace: Trace, batch: Ledger) -> kernel.Records:
-    requests = np.zeros(trace.n_requests, dtype=kernel.REQUEST)
-    requests["prompt_tokens"] = trace.context_tokens
-    requests["output_tokens"] = batch.limit
-    requests["arrival_s"] = trace.arrival_s
-    requests["engine"] = requests["chain"] = kernel.NONE
-    for time in ("start_s", "first_token_s", "finish_s"):
-        requests[time] = np.nan
-    block_tokens = max(batch.fleet.shape_of(e).block_tokens for e in range(len(batch.fleet.engines)))
-    caching = any(batch.fleet.shape_of(e).prefix_caching for e in range(len(batch.fleet.engines)))
-    requests["shared_blocks"] = batch.shared_tokens // block_tokens if caching else 0
-    by_group = np.argsort(trace.group, kind="stable")
-    ends = np.flatnonzero(np.diff(trace.group[by_group], append=-1))
-    ring = np.append(by_group[1:], by_group[0])
-    ring[ends] = by_group[np.append(0, ends[:-1] + 1)]
-    requests["sibling"][by_group] = ring
-    return requests
-
-
-def _engines(batch: Ledger, lines: LineTable, max_running: Ints, queue: list[Ints]) -> kernel.Records:
-    shapes = [batch.fleet.shape_of(e) for e in range(len(batch.fleet.engines))]
-    engines = np.zeros(len(shapes), dtype=kernel.ENGINE)
-    engines["shape"] = lines.shape
-    engines["max_running"] = max_running
-    engines["token_budget"] = [shape.token_budget for shape in shapes]
-    engines["block_tokens"] = [shape.block_tokens for shape in shapes]
-    engines["prefix_caching"] = [shape.prefix_caching for shape in shapes]
-    engines["blocks"] = engines["free"] = engines["blank"] = [
-        shape.kv_capacity_tokens // shape.block_tokens for shape in shapes
-    ]
-    engines["prefill_s"] = [1 / shape.prefill_tokens_per_s for shape in shapes]
-    for end in ("queue_head", "queue_tail", "wait_head", "wait_tail", "run_tail", "prefilling"):
-        engines[end] = kernel.NONE
-    engines["end_own"] = np.cumsum([len(queue) for queue in queue])
-    engines["next_own"] = engines["end_own"] - [len(queue) for queue in queue]
-    engines["hungry"] = True
-    return engines
-
-
-def _run(batch: Ledger, requests: kernel.Records, log: kernel.Records, stays: kernel.Records) -> Run:
-    log = log[np.argsort(log["engine"], kind="stable")]
-    logged, stayed = (
-        ("engine", "step", "time_s", "running", "kv_tokens"),
-        ("request", "engine", "start_s", "end_s"),
-    )
-    columns = ("engine", "start_s", "first_token_s", "finish_s", "preemptions")
-    return batch.run(
-        "simulated",
-        output_tokens=np.ascontiguousarray(requests["generated"]),
-        log=EngineLog(**{name: np.ascontiguousarray(log[name]) for name in logged}),
-        stays=Stays(**{name: np.ascontiguousarray(stays[name]) for name in stayed}),
-        **{column: np.ascontiguousarray(requests[column]) for column in columns},
-    )
+    return follow(SimulatedBackend(trace, fleet), plan)
 
 
 def simulate_policy(trace: Trace, policy: Policy, view: View) -> Run:
-    """Carry out ``policy`` for the batch ``trace``, of which ``view`` is what it may see at the start."""
-    return simulate_policy_reference(trace, policy, view)
+    """Carry out ``policy`` for the batch ``trace``, of which ``view`` is what it may see at the start.
+
+    Raises:
+        InputError: if one of its plans does not answer what it was shown, or cannot be carried out.
+
+    >>> from tailopt.engine.catalogue import load_engine
+    >>> from tailopt.plan import ReviewPoint
+    >>> def spread_out(view: View) -> Plan:  # when one is done, the other gets its engine
+    ...     engine_of = [0, 0] if view.now_s == 0 else [1]
+    ...     ask = (ReviewPoint("unfinished", 1),)
+    ...     return Plan(view.fleet.engines, engine_of, np.arange(view.n_requests), review=ask)
+    >>> trace = Trace.of([[30, 50]], prompt_tokens=100)
+    >>> view = View.at_start(trace, Fleet.of(load_engine("h100-llama-3.1-8b"), "2xTP1"))
+    >>> run = simulate_policy(trace, spread_out, view)
+    >>> run.engine.tolist(), run.moves.tokens.tolist()
+    ([0, 1], [130])
+    """
+    return drive(SimulatedBackend(trace, view.fleet), policy, view)
+
+
+class SimulatedBackend:
+    """A batch carried out from event to event; a :class:`tailopt.drive.Backend`."""
+
+    def __init__(self, trace: Trace, fleet: Fleet) -> None:
+        n = trace.n_requests
+        self._ledger, self._n = Ledger(trace, fleet), n
+        self._requests = np.zeros(n, dtype=r.REQUEST)
+        for column, values in (
+            ("prompt_tokens", trace.context_tokens),
+            ("group", trace.group),
+            ("shared_tokens", self._ledger.shared_tokens),
+        ):
+            self._requests[column] = values
+        for none in ("engine", "ran_on", "stay", "chain", "own", "odd_step", "turn"):
+            self._requests[none] = r.NONE
+        for time in ("start_s", "first_token_s", "finish_s"):
+            self._requests[time] = np.nan
+        self._runs = np.empty(2 * n + 64, dtype=r.RUN)
+        self._chains = np.full(int(trace.group.max()) + 1, r.NONE)
+        self._engines = np.zeros(0, dtype=r.ENGINE)
+        self._widest, self._heaps = 0, np.zeros((0, 0), dtype=np.int64)
+        sizes = [shape.block_tokens for shape in fleet.profile.shapes.values()]
+        self._phases = np.zeros((0, max(sizes)), dtype=np.int64)
+        self._log, self._stays = np.empty(3 * n + 64, dtype=r.LOG), np.empty(2 * n + 64, dtype=r.STAY)
+        self._counters, self._clock = np.zeros(r.COUNTERS, dtype=np.int64), np.zeros(1)
+
+    def start(self, plan: Plan) -> None:
+        """Begin with this plan."""
+        self._follow(self._ledger.begin(plan))
+
+    def change(self, plan: Plan, request: Ints) -> None:
+        """Go on with this plan for the unfinished requests."""
+        orders = self._ledger.change(plan, request)
+        for column in ("waiting", "waiting_blocks", "steady", "next_own", "end_own"):
+            self._engines[column] = 0
+        self._requests["engine"][self._requests["stay"] == r.NONE] = r.NONE
+        self._follow(orders)
+
+    def until_review(self) -> State | None:
+        """Go on to the next review; None when all requests are over."""
+        while (code := self._advance()) != r.DONE:
+            if code == r.LOG_FULL:
+                self._log = np.concatenate([self._log, np.empty_like(self._log)])
+            elif code == r.STAYS_FULL:
+                self._stays = np.concatenate([self._stays, np.empty_like(self._stays)])
+            elif code == r.RUNS_FULL:
+                self._runs = np.concatenate([self._runs, np.empty_like(self._runs)])
+            elif code == r.HEAP_FULL:
+                self._heaps = _wider(self._heaps, min(2 * self._heaps.shape[1], self._widest))
+            else:
+                state = self._review()
+                if state is not None:
+                    return state
+        return None
+
+    def run(self) -> Run:
+        """What happened."""
+        while kernel.last_notes(self._engines, self._log, self._counters) != r.DONE:
+            self._log = np.concatenate([self._log, np.empty_like(self._log)])
+        log = self._log[: self._counters[r.LOG_LENGTH]]
+        log = log[np.argsort(log["engine"], kind="stable")]
+        stays, requests = self._stays[: self._counters[r.STAYS_LENGTH]], self._requests
+        columns = ("start_s", "first_token_s", "finish_s", "preemptions")
+        return self._ledger.run(
+            "simulated",
+            engine=np.ascontiguousarray(requests["ran_on"]),
+            output_tokens=np.ascontiguousarray(requests["generated"]),
+            log=EngineLog(**_columns(log)),
+            stays=Stays(**_columns(stays)),
+            **_columns(requests[[*columns]]),
+        )
+
+    def _follow(self, orders: Orders) -> None:
+        ledger, requests = self._ledger, self._requests
+        leaving = np.zeros(self._n, dtype=np.int64)
+        leaving[orders.leaving] = 1
+        kernel.take_off(requests, self._runs, self._engines, self._heaps, self._phases, self._stays, leaving)
+        requests["finish_s"][orders.over] = orders.over_s
+        self._open([ledger.engines[e] for e in orders.opened], orders.opened)
+        own = [orders.queue[e] for e in ledger.current]
+        self._own = np.concatenate([np.zeros(0, dtype=np.int64), *own])
+        ends = np.cumsum([len(queue) for queue in own])
+        self._units = orders.unit_start, orders.unit_member, orders.unit_s
+        watch = ledger.watch
+        self._watch = np.array([watch.unfinished, watch.idle, watch.time_s])
+        self._marks, self._passed = watch.tokens, np.zeros(len(watch.tokens), dtype=np.int64)
+
+        requests["limit"], requests["position"] = ledger.limit, ledger.position
+        requests["available_s"] = ledger.available_s
+        requests["kv_sent"] = (ledger.kv_sent_to != r.NONE) & (requests["stay"] == r.NONE)
+        requests["mark"] = np.searchsorted(watch.tokens, requests["generated"], side="right")
+        engines = self._engines
+        engines["done"] = True
+        now = engines[ledger.current]
+        now["max_running"] = [ledger.max_running(e) for e in ledger.current]
+        now["hungry"] = True
+        now["end_own"], now["next_own"] = ends, ends - [len(queue) for queue in own]
+        has_work = (now["running"] > 0) | (now["end_own"] > now["next_own"])
+        now["done"] = ~(has_work | (len(orders.unit_start) > 1))
+        engines[ledger.current] = now
+        kernel.rekey(requests, engines, self._heaps, self._marks)
+        self._counters[[r.UNITS_PULLED, r.PASSED, r.IDLE]] = 0
+        self._counters[r.UNFINISHED] = np.isnan(requests["finish_s"]).sum()
+
+    def _open(self, opened: list[Engine], numbers: range) -> None:
+        ledger = self._ledger
+        widest = int(min(max(ledger.max_running(e) for e in ledger.current), self._n))
+        self._widest = max(self._widest, widest, int(self._engines["running"].max(initial=0)))
+        self._lines = lines_of(ledger.profile, ledger.engines, self._widest)
+        new = np.zeros(len(opened), dtype=r.ENGINE)
+        shapes = [ledger.profile.shape(engine.tp) for engine in opened]
+        for column in ("token_budget", "block_tokens", "prefix_caching"):
+            new[column] = [getattr(shape, column) for shape in shapes]
+        new["prefill_s"] = [1 / shape.prefill_tokens_per_s for shape in shapes]
+        new["priority"] = [engine.scheduling == "priority" for engine in opened]
+        for blocks in ("blocks", "free", "blank"):
+            new[blocks] = [shape.kv_capacity_tokens // shape.block_tokens for shape in shapes]
+        for none in (
+            "queue_head",
+            "queue_tail",
+            "wait_head",
+            "wait_tail",
+            "run_head",
+            "run_tail",
+            "prefilling",
+        ):
+            new[none] = r.NONE
+        new["time_s"] = new["ready_s"] = [ledger.open_s[e] for e in numbers]
+        self._engines = np.concatenate([self._engines, new])
+        self._engines["kind"] = self._lines.shape
+        self._engines["lookahead"] = self._lines.lookahead[self._lines.shape]
+        m, width = len(self._engines), self._heaps.shape[1]
+        width = max(width, min(self._widest, 4 * self._n // m + 64))
+        self._heaps = _wider(
+            np.concatenate([self._heaps, np.zeros((len(new), self._heaps.shape[1]), np.int64)]), width
+        )
+        self._phases = np.concatenate([self._phases, np.zeros((len(new), self._phases.shape[1]), np.int64)])
+
+    def _advance(self) -> int:
+        lines = self._lines
+        code = kernel.run(
+            self._requests, self._runs, self._engines, self._heaps, self._phases, self._chains, self._own,
+            *self._units, self._log, self._stays, self._counters, self._clock, self._marks, self._passed,
+            self._watch, lines.base_s, lines.slope_s, lines.pieces, lines.tokens,
+        )  # fmt: skip
+        return int(code)
+
+    def _review(self) -> State | None:
+        ledger, lines, requests = self._ledger, self._lines, self._requests
+        now_s, left = float(self._clock[0]), int(self._counters[r.UNFINISHED])
+        reason = ledger.reason(now_s, left, self._passed > 0, bool(self._counters[r.IDLE]))
+        assert reason is not None
+        # beside an engine without work, all others have begun a step at that time
+        cut_s = np.nextafter(now_s, np.inf) if self._counters[r.IDLE] else now_s
+        kernel.settle(
+            requests, self._runs, self._engines, self._heaps, self._phases, self._stays, self._counters,
+            now_s, cut_s, self._marks, self._passed, lines.base_s, lines.slope_s, lines.pieces, lines.tokens,
+        )  # fmt: skip
+        running = requests["stay"] != r.NONE
+        ledger.kv_sent_to[running | (requests["engine"] != r.NONE) & ~requests["kv_sent"]] = r.NONE
+        seen = Snapshot(
+            clock_s=self._engines["time_s"].copy(),
+            engine=requests["engine"].copy(),
+            running=running,
+            generated=requests["generated"].copy(),
+            computed=requests["computed"].copy(),
+            finished=~np.isnan(requests["finish_s"]),
+        )
+        return ledger.review(now_s, reason, seen) if self._counters[r.UNFINISHED] else None
+
+
+def _wider(heaps: Ints, width: int) -> Ints:
+    wider = np.zeros((len(heaps), width), dtype=np.int64)
+    wider[:, : heaps.shape[1]] = heaps
+    return wider
+
+
+def _columns(table: r.Records) -> dict[str, Any]:
+    return {name: np.ascontiguousarray(table[name]) for name in table.dtype.names or ()}
