@@ -37,7 +37,7 @@ from tailopt.trace.catalogue import load_bundled
 HERE = Path(__file__).parent
 TRACES = ("gpqa-deepseek-reasoner", "gpqa-gpt-5.1-high", "gpqa-kimi-k2-thinking-turbo")
 STATIC = ("uniform", "round_robin", "least_loaded", "lpt_additive", "lpt", "top_k", "best_k", "shared_queue")
-MOVING = ("steal", "rebalance", "dyn(n=8)")
+MOVING = ("steal", "rebalance")
 PREDICTORS = ("truth", "noisy_truth")
 
 
@@ -49,7 +49,13 @@ def small(name: str, longest: int) -> Trace:
 
 
 def fitted(
-    fleet: Fleet, merged: Fleet, trace: Trace, engines: VllmEngines, folder: Path, drawn: dict[str, int]
+    fleet: Fleet,
+    merged: Fleet,
+    trace: Trace,
+    engines: VllmEngines,
+    folder: Path,
+    drawn: dict[str, int],
+    switching: str,
 ) -> EngineProfile:
     """Step times of both shapes and the parts of a switch, from batches that are not replayed later."""
     profile = calibrate(trace, fleet, engines, folder=folder / "one-core", go_on=True, **drawn)
@@ -58,7 +64,7 @@ def fitted(
                      folder=folder / "all-cores", go_on=True, **other)  # fmt: skip
     fleet = Fleet(both, fleet.engines, fleet.gpus)
     (switch,) = replay(
-        trace, fleet, engines, ["dyn(n=8)"], [], folder=folder / "switch", go_on=True,
+        trace, fleet, engines, [switching], [], folder=folder / "switch", go_on=True,
         **{**drawn, "seed": drawn["seed"] + 2_000_003},
     )  # fmt: skip
     (run,) = switch.measured
@@ -180,7 +186,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--longest", type=int, default=600, help="tokens, prompt included")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--policies", nargs="+", default=[*STATIC, *MOVING])
+    parser.add_argument("--policies", nargs="+", default=[*STATIC, *MOVING], help="beside one that switches")
     parser.add_argument("--predictors", nargs="+", default=PREDICTORS)
     parser.add_argument("--engines", type=int, default=2, help="single-core engines")
     options = parser.parse_args()
@@ -188,6 +194,8 @@ def main() -> None:
     load = os.getloadavg()[0]
     if load > 0.5:
         print(f"warning: the machine is busy (load {load:.2f}); what else runs will be measured too")
+    # when a sixth is left, all cores become one engine
+    switching = f"dyn(n={max(1, options.prompts * options.samples // 6)},shape=1xTP{options.engines})"
     drawn = {"prompts": options.prompts, "samples": options.samples, "seed": options.seed}
     options.out.mkdir(parents=True, exist_ok=True)
     rough = tiny_profile(options.engines)
@@ -203,8 +211,9 @@ def main() -> None:
         for name in options.traces:
             print(f"{time.monotonic() - began_s:6.0f} s: {name}", flush=True)
             outcomes += replay(
-                small(name, options.longest), fleet, engines, options.policies, options.predictors,
-                folder=options.out / name, repeats=options.repeats, go_on=True, **drawn,
+                small(name, options.longest), fleet, engines, [*options.policies, switching],
+                options.predictors, folder=options.out / name, repeats=options.repeats,
+                go_on=True, **drawn,
             )  # fmt: skip
         head = header(small(options.traces[0], options.longest), fleet, engines.name)
     first = read_record(outcomes[0].records[0]).head

@@ -654,7 +654,7 @@ class EngineBackend:
         t = self._now_s() if self._started else 0.0
         if self._started:
             self._note({"kind": "lost", "t": t, "engine": seat.number, "why": why})
-        if not was_there or seat.deaths > LIVES:
+        if seat.deaths > (LIVES if was_there else 1):  # one that was kept may have died since
             raise ReplayError(f"engine {seat.number}: died ({why})")
         self._launch(seat)
         if self._started and not self._standing:
