@@ -26,7 +26,7 @@ ROUNDS = 3  # in which the limits between the best one's neighbours are tried
 FEWEST = 0.2  # of what the engine runs without a limit, the lowest limit of the first round
 MOVED = 0.25  # of the queue at most is moved at once in a change of the order
 COOLING = 2e-3  # share of the time by which a worse order may be taken at first
-MOVES = 400  # changes of an order without a time limit
+MOVES = 100  # changes of an order without a time limit
 
 
 @dataclass(frozen=True, eq=False)

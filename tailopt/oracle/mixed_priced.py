@@ -62,6 +62,8 @@ CLOSE = 3e-10  # share of the makespan at hand at which the bound is as good as 
 LEVELS = (1.0, 0.7, 1.5, 3.0)  # factors of the linear program's multipliers that are tried beside them
 HEAD_STARTS = (0.7, 1.0, 1.4)  # in units of the steps after which the cache of an engine is full
 MOST_STARTS = 6
+PATIENCE = 50  # evaluations in a row, or half of all allowed, that gain less than
+NOTABLE = 1e-3  # of the open gap, after which the bound is as good as it gets
 STARTS = 3  # linear programs with the leaders that the one before led to
 MOST_OWN = 7  # multipliers of a kind that the linear program gives
 FEW = 4  # inequalities that stand in where it gives none
@@ -133,15 +135,19 @@ def priced_kinds_bound(
     if np.prod([len(kind.engines) + 1.0 for kind in kinds]) > MOST_STATES:
         return None
     best: _Evaluated | None = None
-    best_s = lower_s
+    best_s, fruitless = lower_s, 0
     try:
         asked = _Asked(problem, units, kinds, engine_of, upper_s)
         found = start = asked.evaluate(*asked.start(asked.plan_leaders()))
         for i in range(iterations):
             refuted_s = found.refuted_s(best_s)
+            gained = refuted_s > best_s + NOTABLE * (upper_s - best_s)
+            fruitless = 0 if gained or i < STARTS else fruitless + 1
             if refuted_s > best_s or best is None:
                 best, best_s = found, max(best_s, refuted_s)
             if i + 1 == iterations or clock() > deadline_s or best_s >= upper_s * (1 - CLOSE):
+                break
+            if fruitless == min(PATIENCE, iterations // 2):
                 break
             target_s = best_s + TARGETS[i % len(TARGETS)] * (upper_s - best_s)
             if i < STARTS:

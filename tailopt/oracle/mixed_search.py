@@ -34,7 +34,7 @@ HEAT, AGAIN, LEAST_HEAT = (
 )  # rise of the sum taken with probability 1/e: first, later, at least
 COOLING = 0.85  # of the heat from one simulation to the next
 STARTS = 5  # head starts of the rows
-ROUNDS = 24  # simulations without a time limit
+ROUNDS = 16  # simulations without a time limit
 PATIENCE = 12  # of them without a better plan, before going back to the best one
 DAMPING = 0.5  # how far a factor follows what the simulator says
 
