@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from tailopt.trace.transforms import Batch
 
 DEFAULT_PREDICTORS = ("truth", "noisy_truth")
-BESIDES = ("sample_mean",)  # policies that show their worth under a predictor of scenarios only
+BESIDES = ("sample_mean", "dyn", "split", "steal", "rebalance")
+"""Policies that show their worth only under a predictor of scenarios, where the profile knows what changing the
+fleet costs, or where requests wait."""
 
 MOST_BATCHES = 1_000_000
 

@@ -22,12 +22,13 @@ HOW_TO_READ = (
     "95 % t-interval over batches. Idle: share of GPU time without a request."
 )
 
-SHARED_QUEUE_POLICY = "shared_queue"
+AS_THEY_RUN = ("shared_queue", "dyn", "split", "steal", "rebalance")
+"""Policies that are no static plan, by the name that their spec begins with."""
 
 EXACT = 1e-3
 """Gap of a certificate from which on ``× best static`` is shown as what it is, an upper bound."""
 
-NO_STATIC_PLAN = "shared_queue is no static plan: it decides as it runs, so it may get below 1."
+NO_STATIC_PLAN = "{} is no static plan: it decides as it runs, so it may get below 1."
 
 MIXED = (
     "Step times are those of {model}, lengths those of whatever model wrote the trace: unless the two are "
@@ -36,8 +37,8 @@ MIXED = (
 )
 
 LEFT_OUT = (
-    "asynchronous scheduling, speculative decoding, requests that move between engines. A difference smaller "
-    "than the engine's fit is off says nothing."
+    "host time, speculation and the cost of changing the fleet, where the engine's profile has no numbers "
+    "for them. A difference smaller than the engine's fit is off says nothing."
 )
 
 
@@ -159,8 +160,10 @@ def _certificates(comparison: Comparison) -> str:
     )
     if gap.max() > EXACT:
         said += f" The best static plan may take up to {percent(gap.max())} more than its bound, hence the ≤."
-    if any(name.startswith(SHARED_QUEUE_POLICY) for name in comparison.summary["policy"]):
-        said += f" {NO_STATIC_PLAN}"
+    names = comparison.summary["policy"].unique(maintain_order=True)
+    for name in AS_THEY_RUN:
+        if any(name == text.partition("(")[0].strip() for text in names):
+            said += f" {NO_STATIC_PLAN.format(name)}"
     return said
 
 
