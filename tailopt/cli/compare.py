@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 DEFAULT_PREDICTORS = ("truth", "noisy_truth")
 BESIDES = ("sample_mean", "dyn", "split", "steal", "rebalance")
-"""Policies that show their worth only under a predictor of scenarios, where the profile knows what changing the
-fleet costs, or where requests wait."""
+"""Policies that show their worth only under a predictor of scenarios, where the profile knows what changing
+the fleet costs, or where requests wait."""
 
 MOST_BATCHES = 1_000_000
 
