@@ -29,7 +29,9 @@ from tailopt.oracle.lagrangian import MARGIN, Priced
 from tailopt.oracle.lagrangian_search_kernel import FOUND, REFUTED, explore, rests
 
 TABLE_BYTES = 150_000_000  # of the rows F, which decide how many requests can be placed
-PROBES = 5  # trials given up in one search
+PROBES, MOST_TRIALS = 5, 60  # trials given up, and trials in all, in one search
+FIRST_PACE = 1e5  # states a second, until it is known
+LEAST_TIMED = 1_000  # states from which on a trial says how fast it goes
 WIDTH = 1e-7  # share of the makespan at which two trials are one
 
 
@@ -54,7 +56,7 @@ class PricedSearch:
 
     def __init__(self, priced: Priced) -> None:
         asked = priced.asked
-        self.priced, self.asked = priced, asked
+        self.priced, self.asked, self.pace = priced, asked, FIRST_PACE
         row_bytes = 8 * len(priced.multipliers) * (asked.classes + 1)
         n, ranks = len(asked.length), asked.cost_s.shape[2]
         self.start = row_starts(n, ranks, TABLE_BYTES // row_bytes)
@@ -84,8 +86,14 @@ class PricedSearch:
         """
         searched = Searched(0.0, 0, 0, [])
         trial_s, given_up = upper_s * (1 - OPTIMAL_GAP / 2), 0
-        while given_up < PROBES and clock() < deadline_s:
-            outcome, states, places, engine_of = self.explore(trial_s, most_states)
+        for _ in range(MOST_TRIALS):
+            allowed = min(most_states, max(0.0, deadline_s - clock()) * self.pace)
+            if given_up == PROBES or allowed < 1:
+                break
+            started = clock()
+            outcome, states, places, engine_of = self.explore(trial_s, int(allowed))
+            if states > LEAST_TIMED:
+                self.pace = states / (clock() - started)
             if outcome == FOUND:
                 searched.plans.append(engine_of)
                 upper_s = min(trial_s, self.asked.seconds_of(engine_of))
