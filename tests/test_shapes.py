@@ -148,18 +148,14 @@ def test_a_cut_without_room_for_the_longest_request_has_no_plan() -> None:
 
 
 def test_interrupt_gives_what_is_known() -> None:
-    """The second report raises: one cut was looked at, the others keep the bound for any policy."""
-    reports: list[ShapesCertificate] = []
+    """The first report raises: one cut has a plan, the others have their quick bounds."""
 
     def progress(known: ShapesCertificate) -> None:
-        reports.append(known)
-        if len(reports) == 2:
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
     found = solve_shapes(SMALL, LLAMA, 8, atomic=False, progress=progress)
-    assert len(reports) == 2
-    assert sum(cut.certificate is not None for cut in found.cuts) == 2
-    assert found.lower_s <= found.upper_s
+    assert sum(cut.certificate is not None for cut in found.cuts) == 1
+    assert found.lower_s <= found.upper_s < np.inf
     check_shapes(found, SMALL, LLAMA, 8, atomic=False)
 
 

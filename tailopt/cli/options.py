@@ -13,7 +13,7 @@ FORMAT_NAMES = (
 )  # fmt: skip
 """The keys of :data:`tailopt.trace.formats.FORMATS`, which is not imported for help."""
 
-METHOD_NAMES = ("staircase", "search", "lagrangian", "dp", "cpsat", "highs", "scip")
+METHOD_NAMES = ("staircase", "search", "lagrangian", "kinds", "dp", "cpsat", "highs", "scip")
 """The keys of :data:`tailopt.oracle.solve.METHODS`, which is not imported for help."""
 
 DEFAULT_METHOD = "search"

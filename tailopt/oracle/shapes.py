@@ -9,14 +9,15 @@ engine empty, so a cut with room for another engine is no better than with it: o
 
 So the certificate is a table: for every full cut an argument that no plan on it is done before
 :math:`\mathrm{lower}_k`, and for one cut a plan. Nobody need know how good the other cuts are: once
-:math:`\mathrm{lower}_k` is no less than the plan at hand, cut k is **pruned**. Three rounds:
+:math:`\mathrm{lower}_k` is no less than the plan at hand, cut k is **pruned**. Three rounds, each
+for the cuts that the one before leaves open, the least bound first, since that one is the bound of all:
 
-1. every cut gets the bound that holds for any policy on G GPUs (:mod:`tailopt.oracle.any_bound`);
-2. every cut gets a plan, longest requests first and each where it is done soonest, and the staircase of its
-   shapes (:mod:`tailopt.oracle.mixed`): some milliseconds;
-3. those that may still hold a better plan go to :func:`tailopt.oracle.solve.solve`, least bound first, since
-   that one is the bound of all. Each plan found prunes further cuts. With a time limit this is repeated, with
-   more time for each cut that is left.
+1. the bound for any policy on G GPUs (:mod:`tailopt.oracle.any_bound`), the same for all cuts, and the
+   staircase of the cut's shapes (:mod:`tailopt.oracle.mixed`) from terms and weights that are computed once
+   for each shape: some milliseconds a cut;
+2. a plan, longest requests first and each where it is done soonest, and the best staircase of the shapes;
+3. :func:`tailopt.oracle.solve.solve`. With a time limit this is repeated, with more time for each cut that is
+   left.
 """
 
 import time
@@ -31,10 +32,11 @@ from tailopt.oracle.any_bound import lower_any_s
 from tailopt.oracle.bound_and_fill import plan_of
 from tailopt.oracle.certificate import OPTIMAL_GAP, BoundArgument, Certificate, Status, status_of
 from tailopt.oracle.filling import soonest
-from tailopt.oracle.mixed import mixed_bound
+from tailopt.oracle.kinds import kinds_of, terms_of
+from tailopt.oracle.mixed import MOST_KINDS, MOST_STATES, KindBound, MixedBound, mixed_bound, placeable
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.solve import solve
-from tailopt.oracle.staircase import not_above
+from tailopt.oracle.staircase import not_above, rounding
 from tailopt.oracle.units import too_large, units_of
 from tailopt.plan import Engine, Fleet, Plan
 from tailopt.simulate.simulator import simulate
@@ -46,6 +48,9 @@ SHARES = (0.15, 0.4, 1.0)
 """Of the time that is left, what each repetition of the third round may take."""
 
 LEAST_SLICE_S = 0.02
+
+EVER_S = float(np.finfo(np.float64).max)  # a makespan that every plan is within
+PRECISION = 1e-7  # relative width at which the bisection for a quick bound stops
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +182,7 @@ def solve_shapes(
     ]
     search = _Search(trace, fleets, atomic, started, time_limit_s, seed, progress)
     try:
+        search.bound()
         search.look()
         search.solve()
     except KeyboardInterrupt:
@@ -272,11 +278,22 @@ class _Search:
             solve(Problem(trace, largest, atomic))  # says which request is too large
             raise InputError(f"{fleets[0].gpus} GPUs: no cut has an engine for every request")
 
-    def look(self) -> None:
-        """A plan and the staircase of its shapes for every cut, at least for one."""
+    def bound(self) -> None:
+        """The quick staircase of its shapes for every cut."""
+        staircase = _Staircase(self.trace, self.cuts[0].fleet, self.atomic)
         for place, cut in enumerate(self.cuts):
-            if cut.bound is not None and (self._left_s() > 0 or self.upper_s == np.inf):
-                self._learn(place, self._first(Problem(self.trace, cut.fleet, self.atomic)))
+            if self._left_s() <= 0:
+                return
+            quick = None if cut.bound is None else staircase.bound(cut.fleet, cut.bound.lower_s)
+            if quick is not None:
+                self.cuts[place] = replace(cut, bound=quick)
+
+    def look(self) -> None:
+        """A plan for every cut that is open, at least for one."""
+        tried: set[int] = set()
+        while (place := self._next(tried)) is not None and (self._left_s() > 0 or not tried):
+            tried.add(place)
+            self._learn(place, self._first(Problem(self.trace, self.cuts[place].fleet, self.atomic)))
 
     def solve(self) -> None:
         """The solver on every cut that may hold a better plan, the least bound first, time shared evenly."""
@@ -318,14 +335,13 @@ class _Search:
         return Certificate(lower_s, run.makespan_s, run.plan, status, method, bound, wall_s)
 
     def _learn(self, place: int, certificate: Certificate) -> None:
-        """Keep the better of what was known and what a certificate says."""
+        """Keep the better of what was known and what a certificate says, of either end."""
         cut = self.cuts[place]
         known = cut.certificate or certificate
         plan = certificate if certificate.upper_s <= known.upper_s else known
-        bound = max(
-            (known, certificate), key=lambda one: (one.lower_s, one.bound_argument.lower_s)
-        ).bound_argument
-        lower_s = min(bound.lower_s, plan.upper_s)
+        bounds = [cut.bound, known.bound_argument, certificate.bound_argument]
+        bound = max((one for one in bounds if one is not None), key=lambda one: one.lower_s)
+        lower_s = not_above(bound.lower_s, plan.upper_s)
         both = replace(
             plan, lower_s=lower_s, bound_argument=bound, status=status_of(lower_s, plan.upper_s),
             wall_s=known.wall_s + certificate.wall_s * (certificate is not known),
@@ -346,3 +362,52 @@ class _Search:
 
     def _left_s(self) -> float:
         return self.deadline - time.perf_counter()
+
+
+class _Staircase:
+    """:class:`tailopt.oracle.mixed.MixedBound` for many cuts of the same GPUs: one choice of terms each.
+
+    The terms are the step times' last minorants for any concurrency, the weights count the longest requests,
+    and the prices are those at which all units together cost each shape the same.
+    """
+
+    def __init__(self, trace: Trace, fleet: Fleet, atomic: bool) -> None:
+        profile, self.gpus = fleet.profile, fleet.gpus
+        degrees = [tp for tp in profile.shapes if tp <= self.gpus]
+        one_each = Fleet(profile, tuple(map(Engine, degrees)), sum(degrees))
+        units = units_of(Problem(trace, one_each, atomic))
+        kinds = kinds_of(one_each)
+        self.longest = units.longest.astype(np.float64)
+        self.terms = dict(zip(degrees, terms_of(units, kinds, trace.n_requests, EVER_S), strict=True))
+        minorants = {tp: term.minorants[-1] for tp, term in self.terms.items()}
+        self.lead_s = {tp: one.a_s for tp, one in minorants.items()}
+        self.weight_s = {
+            tp: one.b_s * units.tokens + one.c_s * units.context for tp, one in minorants.items()
+        }
+
+    def bound(self, fleet: Fleet, known_s: float) -> MixedBound | None:
+        """The bound for a cut; None if it is no better than ``known_s``, or there are too many kinds."""
+        degrees = list(dict.fromkeys(engine.tp for engine in fleet.engines))
+        counts = np.array([sum(engine.tp == tp for engine in fleet.engines) for tp in degrees])
+        if len(degrees) > MOST_KINDS or np.prod(counts + 1.0) > MOST_STATES:
+            return None
+        weight_s = np.stack([self.weight_s[tp] for tp in degrees])
+        lead_s = np.array([self.lead_s[tp] for tp in degrees])
+        work_s = weight_s.sum(axis=1)
+        prices = work_s[0] / work_s if work_s.all() else np.ones(len(degrees))
+
+        def open_at(makespan_s: float) -> bool:
+            return bool(placeable(self.longest, weight_s, lead_s, prices, counts, makespan_s))
+
+        low, high = known_s, float(work_s.max() + self.longest[0] * lead_s.max()) * (1 + 1e-9)
+        if open_at(low):
+            return None
+        while high - low > PRECISION * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if open_at(middle) else (middle, high)
+        parts = [
+            KindBound(self.terms[tp].rays, self.terms[tp].minorants[-1], float(price))
+            for tp, price in zip(degrees, prices, strict=True)
+        ]
+        lower_s = low * (1 - rounding(len(self.longest)))
+        return MixedBound(lower_s, tuple(parts), (1.0, 0.0, 0.0), EVER_S) if lower_s > known_s else None
