@@ -49,6 +49,8 @@ class FakeServer:
     metrics: bool = True
     key: str | None = None
     step_s: float = 0.002
+    token_s: float = 0.0
+    """To prefill a token."""
     max_running: int = 8
     most_tokens: int = 2048
     fault: Callable[[dict[str, Any]], str | None] = lambda body: None
@@ -143,6 +145,7 @@ class FakeServer:
                 continue
             while self.waiting and len(self.running) < self.max_running:
                 self.running.append(self.waiting.pop(0))
+                await asyncio.sleep(self.token_s * self.running[-1].prompt)
             self.most_there = max(self.most_there, len(self.running) + len(self.waiting))
             for one in list(self.running):
                 one.tokens.append(next_token(one.tokens))

@@ -12,6 +12,7 @@ from tailopt.cli.errors import check_streams, plain_errors
 from tailopt.cli.fit import fit
 from tailopt.cli.listings import engines, policies, traces
 from tailopt.cli.oracle import oracle
+from tailopt.cli.profile import profile
 from tailopt.cli.replay import replay
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ COMMANDS = (
     engines,
     policies,
     convert,
+    profile,
     fit,
 )
 """In the order of the help."""

@@ -240,6 +240,12 @@ def fit_steps(
     return _scaled(fit, ratio) if match_total else fit
 
 
+def joined(parts: Sequence[Steps]) -> Steps:
+    """The rows of all parts, one after the other."""
+    names = Steps.__dataclass_fields__
+    return Steps(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
 def condense(steps: Steps) -> Points:
     """The median step of each n, context within 2 % and prefill within 2 %."""
     context = np.log(np.maximum(steps.kv_tokens / np.maximum(steps.running, 1), 1.0))

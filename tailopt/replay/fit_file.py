@@ -24,7 +24,7 @@ import numpy as np
 
 from tailopt.engine.profile import EngineProfile, ShapeProfile
 from tailopt.errors import InputError
-from tailopt.replay.fit import Fit, Steps
+from tailopt.replay.fit import Fit, Steps, joined
 
 REQUIRED = ("running", "kv_tokens", "seconds")
 OPTIONAL = ("other_tokens", "engine", "time_s")
@@ -70,7 +70,7 @@ def read_measured(paths: Sequence[str | Path]) -> Measured:
         about = about if about["engine"] else its_about
     if not parts:
         raise InputError(f"{', '.join(map(str, paths))}: no steps, expected some")
-    steps_of = {tp: _joined(some) for tp, some in parts.items()}
+    steps_of = {tp: joined(some) for tp, some in parts.items()}
     return Measured(steps_of, profile, **about, names=tuple(Path(path).name for path in paths))
 
 
@@ -112,6 +112,39 @@ def fitted_profile(
     )
 
 
+def machine_profile(name: str, profile: EngineProfile, backend: str) -> EngineProfile:
+    """``profile`` as measured here and now by ``tailopt profile``."""
+    import os
+    import platform
+    from datetime import date
+
+    from tailopt.replay.recorder import _processor
+
+    engine, _, version = backend.partition(" ")
+    return replace(
+        profile,
+        name=name,
+        hardware=f"{_processor() or 'unknown processor'}, {os.cpu_count()} cores",
+        engine=engine,
+        engine_version=version or "unknown",
+        date=date.today().isoformat(),
+        sources=(f"measured by tailopt profile on {platform.platform()}",),
+        licence="own measurement",
+    )
+
+
+def write_steps(parts: Sequence[Steps], path: str | Path) -> None:
+    """All steps as a table that :func:`read_measured` reads; CSV, whole or not at all."""
+    import polars as pl
+
+    from tailopt.files import whole_file
+
+    steps = joined(parts)
+    table = pl.DataFrame({name: getattr(steps, name) for name in (*REQUIRED, *OPTIONAL)})
+    with whole_file(path) as temporary:
+        table.write_csv(temporary)
+
+
 def with_fit(shape: ShapeProfile, fit: Fit) -> ShapeProfile:
     """``shape`` with the step time, prefill rate and host time of ``fit``.
 
@@ -141,7 +174,7 @@ def _record(path: Path) -> tuple[dict[int, Steps], EngineProfile, dict[str, str]
     for line in record.lines:
         if line["kind"] == "plan":
             ledger.apply(line)
-        elif line["kind"] == "step" and (line["n"] or line["P"]):
+        elif line["kind"] == "step" and (line["n"] or line["P"]) and _single(line):
             number = int(line["engine"])
             engine = ledger.places[number].engine
             if engine.speculation is None:
@@ -158,6 +191,11 @@ def _record(path: Path) -> tuple[dict[int, Steps], EngineProfile, dict[str, str]
     }
     columns = {tp: [np.array(column) for column in zip(*some, strict=True)] for tp, some in rows.items()}
     return {tp: Steps(*some) for tp, some in columns.items()}, record.fleet.profile, about
+
+
+def _single(line: Mapping[str, Any]) -> bool:
+    """Whether it is one step: over a network several may have come at once."""
+    return sum(len(gained) - 1 for gained in line["new"]) <= int(line["n"])
 
 
 def _table(path: Path) -> Steps:
@@ -191,8 +229,3 @@ def _table(path: Path) -> Steps:
         return Steps(**columns)  # type: ignore[arg-type]  # made so, and checked, on construction
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-
-
-def _joined(parts: Sequence[Steps]) -> Steps:
-    names = Steps.__dataclass_fields__
-    return Steps(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
