@@ -44,7 +44,7 @@ from tailopt.trace import Trace
 
 MOST_CUTS = 5_000
 
-SHARES = (0.15, 0.4, 1.0)
+SHARES = (0.3, 1.0)
 """Of the time that is left, what each repetition of the third round may take."""
 
 LEAST_SLICE_S = 0.02
