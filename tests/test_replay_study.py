@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_replay import FLEET, PROFILE, Fakes, play, queues, traces
+from test_replay import FLEET, PROFILE, Fakes, fakes, play, queues, traces
 
 from tailopt.cli import main
 from tailopt.engine.catalogue import load_engine, write_profile
@@ -30,6 +30,12 @@ from tailopt.trace import Trace
 
 TRACE = Trace.of([[30, 50, 20], [7, 9, 60], [100, 20, 5], [40, 45, 12], [3, 66, 71]], prompt_tokens=20)
 DRAWN: dict[str, Any] = {"prompts": 3, "samples": 2, "seed": 5}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _end_fakes() -> Any:
+    yield
+    fakes().close()
 
 
 @given(traces, st.floats(1, 50))

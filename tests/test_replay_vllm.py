@@ -21,6 +21,9 @@ from tailopt.engine.speculation import Speculation
 from tailopt.engine.step_time import Affine
 from tailopt.plan import SHARED_QUEUE, Engine, Fleet, Plan, Policy, ReviewPoint, View
 from tailopt.replay.execute import execute, resume
+from tailopt.replay.ledger import trace_of
+from tailopt.replay.process import Link, WorkerProcess
+from tailopt.replay.prompts import prompts
 from tailopt.replay.recorder import Record, read_record
 from tailopt.replay.tiny_model import KV_BYTES_PER_TOKEN
 from tailopt.replay.vllm import PYTHON, VllmEngines
@@ -139,59 +142,32 @@ def test_a_move_changes_no_token(engines: VllmEngines, undisturbed: list[list[in
     assert record.ledger().tokens == undisturbed
 
 
-def test_speculation(undisturbed: list[list[int]], tmp_path: Path) -> None:
-    """Drafts from n-grams change no token, only the number of steps."""
+def test_speculation_and_free_mode(undisturbed: list[list[int]], tmp_path: Path) -> None:
+    """Drafts from n-grams change no token, only the number of steps; a response ends where it ends itself."""
     engine = Engine(1, gpus=(0,), speculation=Speculation("ngram", 3))
 
     def all_on_one(view: View) -> Plan:
         return Plan((engine,), np.zeros(view.n_requests, dtype=int), np.arange(view.n_requests))
 
+    stop = {undisturbed[0][7]}
+    expected = [
+        next((tokens[: k + 1] for k, token in enumerate(tokens) if token in stop), tokens)
+        for tokens in undisturbed
+    ]
     draft = Draft("ngram", acceptance=0.5, source="guessed for tests")
     drafting = replace(ROOMY, shapes={1: replace(ROOMY.shape(1), drafts=(draft,))})
-    with VllmEngines(drafting) as found:
-        run, record = play(BATCH, drafting, all_on_one, found, tmp_path, "1xTP1")
+    fleet, path = Fleet.of(drafting, "1xTP1"), tmp_path / "record.jsonl"
+    with VllmEngines(drafting, stop=stop) as found:
+        view = View.at_start(BATCH, fleet)
+        run = execute(BATCH, fleet, all_on_one, view, found, record=path, given=prompts(BATCH), free=True)
+    record = read_record(path)
+    assert record.ledger().tokens == expected
+    assert trace_of(run, BATCH, free=True).capped.tolist() == [
+        len(tokens) == length for tokens, length in zip(expected, BATCH.output_tokens.tolist(), strict=True)
+    ]
     steps = list(record.steps())
     assert any(len(tokens) > 1 for step in steps for _, *tokens in step["new"])
     assert len(steps) < int(run.output_tokens.max())
-    assert record.ledger().tokens == undisturbed
-
-
-def test_a_killed_engine_and_a_switch(undisturbed: list[list[int]], tmp_path: Path) -> None:
-    """kill -9 of a worker in the middle; then both engines make way for one of two cores."""
-    path = tmp_path / "record.jsonl"
-
-    def kill(now_s: float, left: object) -> None:
-        if now_s > 0 and not killed and b'{"kind":"step"' in path.read_bytes():
-            killed.append(pids[0])
-            os.kill(killed[0], signal.SIGKILL)
-
-    def merge(view: View) -> Plan:
-        if view.now_s == 0:
-            return replace(halves(view), review=(ReviewPoint("unfinished", 2),))
-        return Plan((Engine(2),), np.zeros(view.n_requests, dtype=int), np.arange(view.n_requests))
-
-    class Watched(VllmEngines):
-        def take(self, engine: Engine):  # type: ignore[no-untyped-def]
-            link = super().take(engine)
-            pids.append(link.process.pid)  # type: ignore[attr-defined]
-            return link
-
-    killed: list[int] = []
-    pids: list[int] = []
-    fleet = Fleet.of(ROOMY, "2xTP1")
-    long = replace(BATCH, output_tokens=BATCH.output_tokens * 2)
-    with Watched(ROOMY) as found:
-        run = execute(long, fleet, merge, View.at_start(long, fleet), found, record=path, progress=kill)
-    record = read_record(path)
-    assert killed
-    assert sum(line["kind"] == "lost" for line in record.lines) == 1
-    assert (run.output_tokens == long.output_tokens).all()
-    tokens = record.ledger().tokens
-    assert [new[: len(old)] for old, new in zip(undisturbed, tokens, strict=True)] == undisturbed
-    assert [engine.tp for engine in run.engines] == [1, 1, 2]
-    assert run.spans.wake_s[2] > 0
-    assert (run.spans.sleep_s[:2] > 0).all()
-    assert set(run.engine[run.reviews[0].request].tolist()) == {2}
 
 
 DRIVER = """
@@ -222,3 +198,44 @@ def test_a_killed_driver(engines: VllmEngines, undisturbed: list[list[int]], tmp
     assert (run.output_tokens == BATCH.output_tokens).all()
     assert read_record(path).ledger().tokens == undisturbed
     assert simulate(BATCH, fleet, run.plan).makespan_s > 0
+
+
+def test_a_killed_engine_and_a_switch(
+    engines: VllmEngines, undisturbed: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9 of a worker in the middle; then both engines make way for one of two cores."""
+    path = tmp_path / "record.jsonl"
+
+    def kill(now_s: float, left: object) -> None:
+        if now_s > 0 and not killed and b'{"kind":"step"' in path.read_bytes():
+            killed.append(pids[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    def merge(view: View) -> Plan:
+        if view.now_s == 0:
+            return replace(halves(view), review=(ReviewPoint("unfinished", 2),))
+        return Plan((Engine(2),), np.zeros(view.n_requests, dtype=int), np.arange(view.n_requests))
+
+    def take(engine: Engine) -> Link:
+        link = taken(engine)
+        assert isinstance(link, WorkerProcess)
+        pids.append(link.process.pid)
+        return link
+
+    taken = engines.take
+    monkeypatch.setattr(engines, "take", take)
+    killed: list[int] = []
+    pids: list[int] = []
+    fleet = Fleet.of(ROOMY, "2xTP1")
+    long = replace(BATCH, output_tokens=BATCH.output_tokens * 2)
+    run = execute(long, fleet, merge, View.at_start(long, fleet), engines, record=path, progress=kill)
+    record = read_record(path)
+    assert killed
+    assert sum(line["kind"] == "lost" for line in record.lines) == 1
+    assert (run.output_tokens == long.output_tokens).all()
+    tokens = record.ledger().tokens
+    assert [new[: len(old)] for old, new in zip(undisturbed, tokens, strict=True)] == undisturbed
+    assert [engine.tp for engine in run.engines] == [1, 1, 2]
+    assert run.spans.wake_s[2] > 0
+    assert (run.spans.sleep_s[:2] > 0).all()
+    assert set(run.engine[run.reviews[0].request].tolist()) == {2}

@@ -204,9 +204,8 @@ def main() -> None:
     began_s = time.monotonic()
     with VllmEngines(rough, kept=[*fleet.engines, *merged.engines]) as engines:
         engines.warm(merged.engines)  # a switch wakes it, rather than starts it
-        profile = fitted(
-            fleet, merged, small(options.traces[0], options.longest), engines, options.out, drawn
-        )
+        trace = small(options.traces[0], options.longest)
+        profile = fitted(fleet, merged, trace, engines, options.out, drawn, switching)
         fleet = Fleet(profile, fleet.engines, fleet.gpus)
         for name in options.traces:
             print(f"{time.monotonic() - began_s:6.0f} s: {name}", flush=True)

@@ -183,17 +183,43 @@ def calibrate(
     """The fleet's profile with step times and prefill rate fitted to a batch that the study does not draw.
 
     Its requests are dealt to the engines in turn and admitted in the order drawn; each engine of the fleet
-    gets some, so each shape in it is measured.
+    gets some, so each shape in it is measured. Before, prompts of many lengths go through one by one, for the
+    prefill rate; where it cannot be told from these, that of the fleet's profile stays.
     """
     _make(folder, go_on)
     (batch,) = sample_batches(trace, batches=1, prompts=prompts, samples=samples, seed=seed + 1_000_003)
-    path = folder / "calibration.jsonl"
-    view = View.at_start(batch.trace, fleet)
-    _carry_out(batch, fleet, resolve_policy("round_robin"), view, engines, path, progress)
-    measured = read_measured([path])
-    fits = {degree: fit_steps(steps, match_total=True) for degree, steps in measured.steps.items()}
+    probes = _probes(fleet)
+    paths = [folder / "prefill.jsonl", folder / "calibration.jsonl"]
+    for path, one, policy in (
+        (paths[0], Batch(probes, None, 0), GivenPlan(_one_by_one(fleet, probes), "one by one")),
+        (paths[1], batch, resolve_policy("round_robin")),
+    ):
+        _carry_out(one, fleet, policy, View.at_start(one.trace, fleet), engines, path, progress)
+    measured = read_measured(paths)
+    fits = {}
+    for degree, steps in measured.steps.items():
+        try:
+            fits[degree] = fit_steps(steps, match_total=True)
+        except InputError:
+            rate = fleet.profile.shape(degree or fleet.engines[0].tp).prefill_tokens_per_s
+            fits[degree] = fit_steps(steps, match_total=True, prefill_tokens_per_s=rate)
     fitted = fitted_profile(f"{fleet.profile.name}-fitted", fleet.profile, fits, measured)
     return replace(fitted, shapes={**fleet.profile.shapes, **fitted.shapes})
+
+
+def _probes(fleet: Fleet) -> Trace:
+    """Prompts of 32, 64, ... tokens, three of each for every engine, and two tokens for each of them."""
+    shapes = [fleet.shape_of(number) for number in range(len(fleet.engines))]
+    most = min(min(shape.kv_capacity_tokens // 2, 2 * shape.token_budget) for shape in shapes)
+    lengths = [1 << power for power in range(5, 12) if 1 << power <= most] or [max(most, 1)]
+    each = np.tile(np.repeat(lengths, len(shapes)), 3)
+    return Trace.of([[2]] * len(each), prompt_tokens=each.tolist(), name="probes")
+
+
+def _one_by_one(fleet: Fleet, probes: Trace) -> Plan:
+    engines = tuple(replace(engine, max_running=1) for engine in fleet.engines)
+    order = np.arange(probes.n_requests)
+    return Plan(engines, order % len(engines), order)
 
 
 def _cells(policies: Sequence[str | Decider], predictors: Sequence[str | NamedPredictor]) -> list[Cell]:
