@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -74,7 +73,7 @@ class Spans:
         open_s: ``[k]`` when it could take its first step, 0 for those of the first plan.
         wake_s: ``[k]`` how long it took to wake before that.
         close_s: ``[k]`` when it had ended its last step and sent its last KV cache for a switch; the makespan
-            if it was never closed.
+            if it was never closed, or ``open_s`` if all was over before.
         drain_s: ``[k]`` from the review to ``close_s``, 0 if it was never closed.
         sleep_s: ``[k]`` how long its GPUs were taken after ``close_s``.
     """
@@ -142,20 +141,6 @@ class Run:
     completed: Bools
     moves: Moves
     reviews: tuple[Review, ...] = ()
-
-    @classmethod
-    def without_reviews(cls, *, fleet: Fleet, finish_s: Floats, **fields: Any) -> "Run":
-        """A run of one plan from beginning to end, in which every request got all its tokens."""
-        zero, nobody, never = np.zeros(len(fleet.engines)), np.zeros(0, dtype=np.int64), np.zeros(0)
-        return cls(
-            fleet=fleet,
-            finish_s=finish_s,
-            engines=fleet.engines,
-            spans=Spans(zero, zero, np.full(len(zero), finish_s.max()), zero, zero),
-            completed=np.ones(len(finish_s), dtype=np.bool_),
-            moves=Moves(nobody, nobody, nobody, never, never, nobody, np.zeros(0, dtype=np.bool_)),
-            **fields,
-        )
 
     @cached_property
     def makespan_s(self) -> float:

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tailopt.engine.profile import EngineProfile, ShapeProfile
+from tailopt.engine.profile import Draft, EngineProfile, ShapeProfile
+from tailopt.engine.speculation import Speculation
 from tailopt.engine.step_time import Affine, MaxAffine, Power, StepTime, Table
 from tailopt.plan import DROPPED, SHARED_QUEUE, Engine, Fleet, Plan, ReviewPoint, View
 from tailopt.trace import Trace
@@ -128,6 +129,23 @@ def fleets(
 
 
 @st.composite
+def speculating(draw: st.DrawFn, fleet: Fleet) -> Fleet:
+    """The same fleet, some engines of which draft, in a cache and a budget that hold the drafts."""
+    drafted = Speculation("mtp", draw(st.integers(0, 4)), draw(st.sampled_from([0.0, 0.5, 0.75, 1.0])))
+    shapes = {
+        tp: replace(
+            shape,
+            drafts=(Draft("mtp", 0.5),),
+            token_budget=max(shape.token_budget, 5 * shape.max_running),
+            kv_capacity_tokens=shape.kv_capacity_tokens + 4 + shape.block_tokens,
+        )
+        for tp, shape in fleet.profile.shapes.items()
+    }
+    engines = [replace(e, speculation=draw(st.sampled_from([None, drafted]))) for e in fleet.engines]
+    return Fleet(replace(fleet.profile, shapes=shapes), tuple(engines), fleet.gpus)
+
+
+@st.composite
 def arriving(draw: st.DrawFn, trace: Trace) -> Trace:
     """The same requests, some of which arrive later; at times whose sums are exact in doubles."""
     late = st.one_of(st.just(0.0), times_exactly(4, 400))
@@ -204,8 +222,8 @@ class RandomPolicy:
                 tp = int(rng.choice(list(view.fleet.profile.shapes)))
                 if sum(engine.tp for engine in engines) + tp > view.fleet.gpus:
                     break
-                engines.append(Engine(tp, scheduling=str(rng.choice(["fcfs", "priority"][: 1 + PRIORITIES]))))
-        elif view.now_s == 0 and PRIORITIES:
+                engines.append(Engine(tp, scheduling=str(rng.choice(["fcfs", "priority"]))))
+        elif view.now_s == 0:
             engines = [replace(e, scheduling=str(rng.choice(["fcfs", "priority"]))) for e in engines]
         if rng.random() < 0.3 and engines:
             engines = [replace(e, max_running=int(rng.integers(1, 5))) for e in engines]
@@ -221,6 +239,3 @@ class RandomPolicy:
             ReviewPoint("time", float(np.ceil(4 * view.now_s) + rng.integers(1, 100)) / 4),
         ]
         return tuple(points[i] for i in rng.permutation(5)[: rng.integers(0, 5)])
-
-
-PRIORITIES = True

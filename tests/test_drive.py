@@ -66,7 +66,7 @@ def test_no_token_is_won_or_lost(data: st.DataObject) -> None:
     for e in range(k):
         mine = run.log.engine == e
         time_s, running, kv = run.log.time_s[mine], run.log.running[mine], run.log.kv_tokens[mine]
-        assert (np.diff(time_s) > 0).all()
+        assert (np.diff(time_s) >= 0).all()  # a step takes no time if the only one in its turn had to go
         assert time_s[0] >= run.spans.open_s[e]
         assert time_s[-1] <= run.spans.close_s[e]
         assert (kv <= fleet.profile.shape(run.engines[e].tp).kv_capacity_tokens).all()

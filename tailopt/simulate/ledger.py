@@ -255,7 +255,7 @@ class Ledger:
             spans=Spans(
                 open_s=np.array(self.open_s),
                 wake_s=np.array(self._wake_s),
-                close_s=np.where(open_to_the_end, makespan_s, close_s),
+                close_s=np.where(open_to_the_end, np.maximum(makespan_s, self.open_s), close_s),
                 drain_s=np.array(self._drain_s),
                 sleep_s=np.where(open_to_the_end, 0.0, slept),
             ),
