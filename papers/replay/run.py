@@ -31,6 +31,7 @@ from tailopt.replay.scale import scaled_down
 from tailopt.replay.study import Outcome, calibrate, replay
 from tailopt.replay.vllm import VllmEngines, tiny_profile
 from tailopt.replay.waterfall import write_waterfall
+from tailopt.run import Run
 from tailopt.trace import Trace
 from tailopt.trace.catalogue import load_bundled
 
@@ -103,6 +104,16 @@ def accuracy(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
+def still_s(run: Run) -> float:
+    """From when a moved request left until it ran again, in the mean."""
+    moves, stays = run.moves, run.stays
+    seconds = []
+    for request, left_s in zip(moves.request.tolist(), moves.start_s.tolist(), strict=True):
+        later = stays.start_s[(stays.request == request) & (stays.start_s >= left_s - 1e-9)]
+        seconds.append(float(later.min()) - left_s if len(later) else 0.0)
+    return float(np.mean(seconds))
+
+
 def pauses(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Of each replay with a review that moved something: how long moved requests stood still."""
     rows = []
@@ -116,10 +127,8 @@ def pauses(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
                         "policy": outcome.policy,
                         "moves": len(run.moves.request),
                         "predicted_moves": len(predicted.request),
-                        "pause_s": float((run.moves.end_s - run.moves.start_s).mean()),
-                        "predicted_pause_s": float((predicted.end_s - predicted.start_s).mean())
-                        if len(predicted.request)
-                        else None,
+                        "pause_s": still_s(run),
+                        "predicted_pause_s": still_s(outcome.simulated) if len(predicted.request) else None,
                         "wake_s": float(run.spans.wake_s.max()),
                         "drain_s": float(run.spans.drain_s.max()),
                         "sleep_s": float(run.spans.sleep_s.max()),
@@ -195,7 +204,7 @@ def main() -> None:
     if load > 0.5:
         print(f"warning: the machine is busy (load {load:.2f}); what else runs will be measured too")
     # when a sixth is left, all cores become one engine
-    switching = f"dyn(n={max(1, options.prompts * options.samples // 6)},shape=1xTP{options.engines})"
+    switching = f"dyn(n={max(1, options.prompts * options.samples // 6)},shape='1xTP{options.engines}')"
     drawn = {"prompts": options.prompts, "samples": options.samples, "seed": options.seed}
     options.out.mkdir(parents=True, exist_ok=True)
     rough = tiny_profile(options.engines)
