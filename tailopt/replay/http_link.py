@@ -67,6 +67,7 @@ class _Stream:
     aborting: bool = False
     task: asyncio.Task[None] | None = None
     answered: asyncio.Event = field(default_factory=asyncio.Event)
+    sent_s: float = 0.0
     heard_s: float = 0.0
 
     @property
@@ -306,7 +307,7 @@ class HttpLink:
             "step",
             t=begin_s,
             s=end_s - begin_s,
-            engine_s=end_s - begin_s,
+            engine_s=end_s - max([begin_s, *(one.sent_s for one in first)]),
             run=len(running),
             wait=len(self._streams) - len(running),
             n=len(gained),
@@ -328,7 +329,7 @@ class HttpLink:
                 stream = self._unsent.popleft()
                 if not any(one.task is not None for one in self._streams.values()):
                     self._end_s = time.monotonic()
-                stream.heard_s = self._heard_s = time.monotonic()
+                stream.sent_s = stream.heard_s = self._heard_s = time.monotonic()
                 stream.task = asyncio.create_task(self._run(stream))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stream.answered.wait(), ORDER_S)
