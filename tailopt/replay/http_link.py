@@ -289,9 +289,10 @@ class HttpLink:
         there = {key: self._streams[key] for key in new if key in self._streams}
         if not there:
             return
-        end_s = max(self._first_s, self._end_s + 1e-6)
-        begin_s, self._end_s = self._end_s, end_s
         first = [stream for stream in there.values() if not stream.running]
+        sent_s = [stream.sent_s for stream in first]
+        end_s = max(self._first_s, self._end_s + 1e-6, *sent_s)
+        begin_s, self._end_s = self._end_s, end_s
         for stream in first:
             stream.running = True
         gained = [there[key] for key, tokens in new.items() if tokens and key in there]
@@ -307,7 +308,7 @@ class HttpLink:
             "step",
             t=begin_s,
             s=end_s - begin_s,
-            engine_s=end_s - max([begin_s, *(one.sent_s for one in first)]),
+            engine_s=end_s - max(begin_s, *sent_s) if sent_s else end_s - begin_s,
             run=len(running),
             wait=len(self._streams) - len(running),
             n=len(gained),
