@@ -170,7 +170,7 @@ def test_a_live_engine_is_measured(bench: EngineBench) -> None:
         steps = bench.measure(cell.requests)
         n = cell.running
         full = steps.running == n
-        assert full.sum() >= 4
+        assert full.sum() >= 3
         context = steps.kv_tokens[full] / n
         assert cell.context < context.min() <= context.max() <= cell.context + 7
         assert steps.other_tokens.sum() == n * (cell.context - 1)
@@ -179,7 +179,8 @@ def test_a_live_engine_is_measured(bench: EngineBench) -> None:
     away, back = bench.switch()
     assert away >= 0
     assert back >= 0
-    assert len(bench.measure([(8, 3)])) >= 3  # it is there again
+    again = bench.measure([(8, 3)])  # it is there; over HTTP two steps may come as one
+    assert len(again) >= 2
 
 
 def test_a_bench_that_dies_or_refuses_is_an_error() -> None:
