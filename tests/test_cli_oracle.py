@@ -285,3 +285,47 @@ def test_interrupt_shows_the_best_so_far(arguments: tuple[str, ...], tmp_path: P
     assert said["stopped"]
     assert 0 < said["certificate"]["lower_s"] <= said["certificate"]["upper_s"]
     assert read_plan(plan).engines
+
+
+# One switch
+
+
+def test_a_switch_is_reported_checked_and_planned(cli: Cli, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    code, out, _ = cli(*SMALL, "--gpus", "4", "--switch", "--wake", "0.25", "--link", "100",
+                       "--check", "--plan", str(plan))  # fmt: skip
+    assert code == 0
+    assert "At most one switch" in out
+    assert "the switch carried out again" in " ".join(out.split())
+    assert len(read_plan(plan).engine_of) == 32
+
+
+def test_a_switch_as_json_agrees_with_the_plan(cli: Cli, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    code, out, _ = cli(*SMALL, "--gpus", "4", "--switch", "--sleep", "0", "--json", "--plan", str(plan))
+    assert code == 0
+    switch = json.loads(out)["switch"]
+    assert switch["lower_s"] <= switch["upper_s"]
+    assert switch["upper_s"] <= json.loads(out)["certificate"]["upper_s"]
+    review = read_plan(plan).review
+    assert [point.value for point in review] == [n for n in [switch["unfinished"]] if n is not None]
+    assert (switch["second"] is None) == (switch["cost"] is None) == (switch["at_s"] is None)
+    again = cli(*SMALL, "--gpus", "4", "--switch", "--sleep", "0", "--json")[1]
+    assert again == out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--switch", "--shape", "4xTP1"), "--switch and --shape"),
+        (("--wake", "1"), "--wake: expected --switch"),
+        (("--switch", "--wake", "-1"), "--wake: expected a number from 0"),
+        (("--switch", "--sleep", "nan"), "--sleep: expected a number from 0"),
+        (("--switch", "--link", "0"), "--link: expected a number above 0"),
+    ],
+)
+def test_a_switch_with_options_that_do_not_fit(cli: Cli, options: tuple[str, ...], said: str) -> None:
+    code, _, err = cli(*SMALL, *options)
+    assert code == 2
+    assert said in err
+    assert len(err.strip().splitlines()) == 1

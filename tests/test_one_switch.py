@@ -176,6 +176,18 @@ def test_dearer_switches_gain_less_and_then_nothing() -> None:
     assert found.upper_s == found.static.upper_s
 
 
+def test_a_static_certificate_is_taken_at_the_costs_given() -> None:
+    trace = Trace.of([[100]] + [[10]] * 39)
+    static = solve_shapes(trace, PHASES, 2, atomic=False)
+    dear = with_switch_costs(PHASES, wake_s=5.0)
+    found = solve_one_switch(trace, dear, 2, atomic=False, static=static)
+    assert found.cost is not None
+    assert found.cost.wake_s == 5.0
+    assert check_one_switch(found, trace, dear, 2, atomic=False).upper_s == pytest.approx(found.upper_s)
+    with pytest.raises(InputError, match="static: is of engine"):
+        solve_one_switch(trace, LLAMA, 2, atomic=False, static=static)
+
+
 def test_engines_that_are_in_both_go_on() -> None:
     now = (Engine(2, gpus=(0, 1)), Engine(1, gpus=(2,)), Engine(1, gpus=(3,)), Engine(4, gpus=(4, 5, 6, 7)))
     engines, kept = meeting(now, [4, 2, 2], [4, 4], [3, 0, 1, 2])

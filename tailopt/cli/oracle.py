@@ -35,12 +35,17 @@ from tailopt.cli.options import (
 from tailopt.cli.output import interrupts, print_all, spinner, write_out
 
 if TYPE_CHECKING:
+    from tailopt.engine.profile import EngineProfile
     from tailopt.oracle.certificate import Certificate
+    from tailopt.oracle.one_switch import SwitchCertificate
     from tailopt.oracle.problem import Problem
     from tailopt.oracle.shapes import ShapesCertificate
     from tailopt.trace import Trace
 
 MOST_BATCH = 999_999
+
+STATIC_SHARE = 0.4
+"""With --switch: of the time limit, what the search without a switch may take."""
 
 
 def oracle(
@@ -69,6 +74,23 @@ def oracle(
             help="Without --shape: groups of GPUs that no engine may straddle, like 4+4.",
         ),
     ] = None,
+    switch: Annotated[
+        bool,
+        typer.Option(
+            "--switch", metavar="", help="Without --shape: also the best single change of shape in mid-batch."
+        ),
+    ] = False,
+    sleep: Annotated[
+        float | None,
+        typer.Option("--sleep", metavar="SECONDS", help="With --switch: to put an engine to sleep."),
+    ] = None,
+    wake: Annotated[
+        float | None, typer.Option("--wake", metavar="SECONDS", help="With --switch: to wake an engine.")
+    ] = None,
+    link: Annotated[
+        float | None,
+        typer.Option("--link", metavar="GB/S", help="With --switch: rate at which KV cache is sent."),
+    ] = None,
     prompts: PromptsOption = 32,
     samples: SamplesOption = 8,
     batch: Annotated[
@@ -93,7 +115,12 @@ def oracle(
             "--time-limit", metavar="SECONDS", help="When to stop; by default after a fixed amount of work."
         ),
     ] = None,
-    plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Write the plan, JSON.")] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan", metavar="FILE", help="Write the plan, JSON; up to the switch if there is one."
+        ),
+    ] = None,
     figure: Annotated[
         Path | None,
         typer.Option("--figure", metavar="FILE", help="Draw the plan; the name ends in .png or .svg."),
@@ -120,6 +147,7 @@ def oracle(
         ):
             check_range(option, value, least, most)
         _check_options(shape, method, topology, time_limit)
+        _check_switch(switch, shape, sleep, wake, link)
         _check_targets(plan, figure, trace or [])
         rollouts, notes = read_traces(trace or [DEFAULT_TRACE], format_, cap, skip_bad, tokenizer)
         rollouts = transformed(rollouts, truncate, tail)
@@ -129,20 +157,28 @@ def oracle(
             requests = _drawn(rollouts, batch, prompts, samples, seed)
             drawn = f"batch {batch} of {prompts} prompts × {samples} samples, seed {seed}"
         atomic, show = groups is Groups.ATOMIC, not (quiet or json)
-        shapes = None
+        shapes = switched = None
         if shape is None:
             count, islands = DEFAULT_GPUS if gpus is None else gpus, _topology(topology)
-            shapes, stopped = _best_shape(requests, engine, count, islands, atomic, time_limit, seed, show)
+            check_range("--gpus", count, 1, MOST_GPUS)
+            profile = _profile(engine, sleep, wake, link)
+            static_s = time_limit if time_limit is None or not switch else STATIC_SHARE * time_limit
+            shapes, stopped = _best_shape(requests, profile, count, islands, atomic, static_s, seed, show)
+            if switch and not stopped:
+                rest_s = None if time_limit is None else (1 - STATIC_SHARE) * time_limit
+                switched, stopped = _best_switch(
+                    requests, profile, count, islands, atomic, rest_s, seed, show, shapes
+                )
             problem, certificate = Problem(requests, shapes.fleet, atomic), shapes.certificate
         else:
             problem = Problem(requests, fleet_of(engine, shape, gpus), atomic)
             certificate, stopped = _given_shape(problem, method or DEFAULT_METHOD, time_limit, seed, show)
             islands = None
-        answer = Answer(rollouts, drawn, problem, certificate, shapes, seed, stopped)
+        answer = Answer(rollouts, drawn, problem, certificate, shapes, seed, stopped, switched)
         if plan is not None:
             from tailopt.plan_file import write_plan
 
-            write_plan(certificate.plan, plan)
+            write_plan(certificate.plan if switched is None else switched.run.plan, plan)
         if figure is not None:
             from tailopt.report.figure import write_figure
 
@@ -171,6 +207,22 @@ def _check_options(
         raise InputError(f"--method {method!r}: unknown; known: {', '.join(METHOD_NAMES)}")
     if time_limit is not None and not 0 < time_limit < float("inf"):
         raise InputError(f"--time-limit: expected a positive number of seconds, got {time_limit:g}")
+
+
+def _check_switch(
+    switch: bool, shape: str | None, sleep: float | None, wake: float | None, link: float | None
+) -> None:
+    """Refuse options of a switch that do not go together, and costs that are none."""
+    from tailopt.errors import InputError
+
+    if switch and shape is not None:
+        raise InputError("--switch and --shape: expected one of them")
+    for option, value in (("--sleep", sleep), ("--wake", wake), ("--link", link)):
+        if value is not None and not switch:
+            raise InputError(f"{option}: expected --switch beside it")
+        if value is not None and not (0 <= value <= 1e6 and (value > 0 or option != "--link")):
+            least = "above 0" if option == "--link" else "from 0 on"
+            raise InputError(f"{option}: expected a number {least}, at most 1e6, got {value:g}")
 
 
 def _check_targets(plan: Path | None, figure: Path | None, sources: Sequence[str]) -> None:
@@ -246,9 +298,22 @@ def _given_shape(
     return found, False
 
 
+def _profile(engine: str, sleep_s: float | None, wake_s: float | None, link: float | None) -> "EngineProfile":
+    """The engine's profile, with the costs of a switch that options give; the link in GB/s."""
+    from tailopt.engine.catalogue import load_engine
+
+    profile = load_engine(engine)
+    if sleep_s is None and wake_s is None and link is None:
+        return profile
+    from tailopt.oracle.one_switch import with_switch_costs
+
+    rate = None if link is None else link * 1e9
+    return with_switch_costs(profile, sleep_s=sleep_s, wake_s=wake_s, link_bytes_per_s=rate)
+
+
 def _best_shape(
     requests: "Trace",
-    engine: str,
+    profile: "EngineProfile",
     gpus: int,
     topology: Sequence[int] | None,
     atomic: bool,
@@ -257,11 +322,8 @@ def _best_shape(
     show: bool,
 ) -> "tuple[ShapesCertificate, bool]":
     """The certificate over all shapes, and whether Ctrl-C came first."""
-    from tailopt.engine.catalogue import load_engine
     from tailopt.oracle.shapes import solve_shapes
 
-    check_range("--gpus", gpus, 1, MOST_GPUS)
-    profile = load_engine(engine)
     found = None
     try:
         with interrupts() as check, spinner("first bounds", show=show) as tell:
@@ -278,6 +340,39 @@ def _best_shape(
     except KeyboardInterrupt:
         if found is None:
             raise
+        return found, True
+    return found, False
+
+
+def _best_switch(
+    requests: "Trace",
+    profile: "EngineProfile",
+    gpus: int,
+    topology: Sequence[int] | None,
+    atomic: bool,
+    time_limit_s: float | None,
+    seed: int,
+    show: bool,
+    static: "ShapesCertificate",
+) -> "tuple[SwitchCertificate | None, bool]":
+    """The certificate with at most one switch, and whether Ctrl-C came first; None if it came at once."""
+    from tailopt.oracle.one_switch import solve_one_switch
+
+    found = None
+    try:
+        with interrupts() as check, spinner("one switch", show=show) as tell:
+
+            def progress(known: "SwitchCertificate") -> None:
+                nonlocal found
+                found = known
+                tell(f"{known.first} to {known.second}: {_bracket(known.lower_s, known.upper_s)}")
+                check()
+
+            found = solve_one_switch(
+                requests, profile, gpus, atomic=atomic, time_limit_s=time_limit_s, seed=seed,
+                topology=topology, static=static, progress=progress,
+            )  # fmt: skip
+    except KeyboardInterrupt:
         return found, True
     return found, False
 

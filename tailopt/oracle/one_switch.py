@@ -238,6 +238,7 @@ def solve_one_switch(
         seed: of the searches.
         topology: sizes of the groups of GPUs that no engine may straddle; None for a single group.
         static: what is known of the best without a switch on these GPUs, if it is: not searched again then.
+            Its profile may have other costs of a switch.
         progress: called with what is known whenever a better run was found; what it raises on an interrupt
             stops the search too.
 
@@ -258,6 +259,7 @@ def solve_one_switch(
         static = solve_shapes(
             trace, profile, gpus, atomic=atomic, time_limit_s=share_s, seed=seed, topology=topology
         )
+    static = _at_the_costs_of(profile, static)
     groups = (gpus,) if topology is None else tuple(topology)
     search = _Search(trace, static, groups, atomic, started, time_limit_s, seed, progress)
     try:
@@ -267,6 +269,17 @@ def solve_one_switch(
     except KeyboardInterrupt:
         pass
     return search.found()
+
+
+def _at_the_costs_of(profile: EngineProfile, static: ShapesCertificate) -> ShapesCertificate:
+    """The same certificate for a profile that differs in what a switch costs, if at all."""
+    one, other = (with_switch_costs(of, sleep_s=0.0, wake_s=0.0) for of in (profile, static.fleet.profile))
+    if dict(one.shapes) != dict(other.shapes):
+        raise InputError(f"static: is of engine {other.name!r}, expected the shapes of {one.name!r}")
+    cuts = {
+        id(cut): replace(cut, fleet=Fleet(profile, cut.fleet.engines, cut.fleet.gpus)) for cut in static.cuts
+    }
+    return replace(static, cuts=tuple(cuts.values()), best=cuts[id(static.best)])
 
 
 def meeting(

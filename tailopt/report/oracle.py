@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from rich import box
@@ -13,6 +13,8 @@ from rich.text import Text
 
 from tailopt import __version__
 from tailopt.oracle.certificate import BoundArgument, Certificate, Status, status_of
+from tailopt.oracle.class_bound import ClassBound
+from tailopt.oracle.one_switch import SwitchCertificate
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.shapes import Cut, ShapesCertificate
 from tailopt.report.terminal import MIXED, SYNTHETIC, describe, facts, percent
@@ -40,6 +42,7 @@ class Answer:
         shapes: of all shapes, if they were compared.
         seed: of all that was drawn.
         stopped: whether it was cut short by Ctrl-C.
+        switch: with at most one switch of shapes, if that was asked.
     """
 
     source: Trace
@@ -49,6 +52,7 @@ class Answer:
     shapes: ShapesCertificate | None
     seed: int
     stopped: bool
+    switch: SwitchCertificate | None = None
 
     @property
     def lower_s(self) -> float:
@@ -86,18 +90,26 @@ def verified(answer: Answer, topology: Sequence[int] | None) -> str:
         InputError: naming the first step that does not hold.
     """
     from tailopt.oracle.check import check
+    from tailopt.oracle.check_one_switch import check_one_switch
     from tailopt.oracle.check_shapes import check_shapes
 
     trace, fleet, atomic = answer.problem.trace, answer.problem.fleet, answer.problem.atomic
     if answer.shapes is None:
         one = check(answer.certificate, answer.problem)
         return f"both ends, by carrying out the plan and by the argument: {one.argument}"
-    all_ = check_shapes(answer.shapes, trace, fleet.profile, fleet.gpus, atomic=atomic, topology=topology)
-    arguments = ", ".join(sorted(set(all_.arguments)))
-    return f"both ends: no shape is missing among {len(all_.arguments)}, each bound holds by: {arguments}"
+    switch = answer.switch
+    if switch is None:
+        all_ = check_shapes(answer.shapes, trace, fleet.profile, fleet.gpus, atomic=atomic, topology=topology)
+        said, of_shapes = "", all_.arguments
+    else:
+        once = check_one_switch(switch, trace, fleet.profile, fleet.gpus, atomic=atomic, topology=topology)
+        of_shapes, anyone = once.arguments[:-1], once.arguments[-1]
+        said = f"; the switch carried out again, and the bound of any policy by: {anyone}"
+    arguments = ", ".join(sorted(set(of_shapes)))
+    return f"both ends: no shape is missing among {len(of_shapes)}, each bound holds by: {arguments}{said}"
 
 
-def argument_name(bound: BoundArgument) -> str:
+def argument_name(bound: BoundArgument | ClassBound) -> str:
     """The name of a bound's argument, as the documentation calls it.
 
     >>> from tailopt.oracle.alone import AloneBound
@@ -113,6 +125,8 @@ def oracle_report(answer: Answer, checked: str | None, notes: Sequence[str] = ()
     parts: list[RenderableType] = [_certificate(answer), Text()]
     if answer.shapes is not None:
         parts += [_cuts(answer.shapes), *_more(len(answer.shapes.cuts), MOST_CUTS, "shapes"), Text()]
+    if answer.switch is not None:
+        parts += [_switch(answer.switch), Text()]
     engines = len(answer.problem.fleet.engines)
     parts += [_engines(answer), *_more(engines, MOST_ENGINES, "engines"), Text()]
     return [*parts, facts(_facts(answer, checked, notes))]
@@ -155,6 +169,35 @@ def _cuts(shapes: ShapesCertificate) -> Table:
             cut_state(shapes, cut),
         )
     return table
+
+
+def _switch(found: SwitchCertificate) -> Table:
+    table = _table("At most one switch")
+    table.add_column("from", overflow="fold")
+    table.add_column("to", overflow="fold")
+    for header in (
+        "at most\nleft", "at\n(s)", "drain, sleep,\nwake, move (s)", "moved", "makespan\n(s)", "saved",
+        "lower\nbound (s)",
+    ):  # fmt: skip
+        table.add_column(header, justify="right")
+    cost = found.cost
+    parts = "-" if cost is None else _seconds(cost.drain_s, cost.sleep_s, cost.wake_s, cost.move_s)
+    table.add_row(
+        Text(str(found.first)),
+        Text("no switch" if found.second is None else str(found.second)),
+        "-" if found.unfinished is None else f"{found.unfinished:,}",
+        "-" if found.switch_s is None else f"{found.switch_s:,.1f}",
+        parts,
+        "-" if cost is None else f"{cost.moved_requests:,}",
+        f"{found.upper_s:,.3f}",
+        percent(found.gain),
+        f"{found.lower_s:,.3f}",
+    )
+    return table
+
+
+def _seconds(*parts: float) -> str:
+    return " ".join(f"{part:.3g}" for part in parts)
 
 
 def cut_state(shapes: ShapesCertificate, cut: Cut) -> str:
@@ -206,11 +249,20 @@ HOW_TO_READ_SHAPES = (
 )
 
 
+HOW_TO_READ_SWITCH = (
+    "A switch: when at most so many requests are left, the engines that differ change, at the cost of its "
+    "parts (move: contexts computed anew or sent). What it saves is against the best found without; below "
+    "the lower bound is nobody, however often he switches."
+)
+
+
 def _facts(answer: Answer, checked: str | None, notes: Sequence[str]) -> list[tuple[str, str]]:
     problem = answer.problem
     profile = problem.fleet.profile
     groups = "whole groups stay together" if problem.atomic else "samples go anywhere"
     lines = [("", HOW_TO_READ + (HOW_TO_READ_SHAPES if answer.shapes is not None else ""))]
+    if answer.switch is not None:
+        lines.append(("", HOW_TO_READ_SWITCH))
     if answer.stopped:
         lines.append(("Stopped", INTERRUPTED))
     if checked is not None:
@@ -277,4 +329,23 @@ def to_json(answer: Answer, checked: str | None) -> str:
             }
             for cut in shapes.cuts
         ]
+    if answer.switch is not None:
+        document["switch"] = _switch_json(answer.switch)
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _switch_json(found: SwitchCertificate) -> dict[str, object]:
+    """With at most one switch: both ends, what switches when, and what it takes."""
+    cost = found.cost
+    return {
+        "lower_s": found.lower_s,
+        "upper_s": found.upper_s,
+        "saved": found.gain,
+        "saved_for_sure": found.sure_gain,
+        "first": str(found.first),
+        "second": None if found.second is None else str(found.second),
+        "unfinished": found.unfinished,
+        "at_s": found.switch_s,
+        "cost": None if cost is None else asdict(cost),
+        "bound_argument": argument_name(found.bound_argument),
+    }
