@@ -7,10 +7,11 @@ in the median and at most; what it saves of the *bound* of all static plans, at 
 what no policy saves more than; how often it switches, and how. ``TAILOPT_SECONDS`` is the limit for each
 (default 20).
 
-``python benchmarks/test_one_switch.py`` prints the table.
+``python benchmarks/test_one_switch.py [ENGINE ...]`` prints the table.
 """
 
 import os
+import sys
 from collections import Counter
 
 import numpy as np
@@ -80,8 +81,8 @@ def main() -> None:
         f"{'nobody':>7} {'times':>5}  ways"
     )
     for trace in TRACES:
-        for engine in ENGINES:
-            for link in (None, LINK):
+        for engine in sys.argv[1:] or ENGINES:
+            for link in (LINK, None):
                 found = certificates(trace, engine, link)
                 for k, wake_s in enumerate(WAKE_S):
                     row = summary([one[k] for one in found])

@@ -407,8 +407,9 @@ class _Search:
         guesses: list[tuple[float, _Switch]] = []
         half = (self.started + self.deadline) / 2 if self.deadline < np.inf else np.inf
         beginnings = [(0, 0.0), *((n, share) for share in BEYOND for n in _series(self.trace.n_requests))]
-        for cut_off, beyond in beginnings:
-            for first in range(len(self.fleets)):
+        # should the time not suffice, the cuts that are best without a switch were looked at
+        for first in sorted(range(len(self.cuts)), key=lambda k: self.cuts[k].lower_s):
+            for cut_off, beyond in beginnings:
                 if time.perf_counter() > half:
                     break
                 guesses += self._guesses(first, cut_off, beyond)
