@@ -33,9 +33,9 @@ module because compiled code is cached by file.
 """
 
 import numpy as np
-from numba import njit
 
 from tailopt.arrays import Floats, Ints
+from tailopt.compiled import compiled
 from tailopt.engine.speculation import TOKEN
 from tailopt.simulate.records import (
     DONE,
@@ -58,7 +58,7 @@ from tailopt.simulate.records import (
 )
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def run(
     requests: Records,
     runs: Records,
@@ -139,22 +139,22 @@ def run(
         if engine.in_step and (not begins or not watched):
             end(requests, runs, engine, heaps[e], phases[e], stays, counters, marks, passed)
     for e in range(len(engines)):
-        engine = engines[e]
+        engine, heap, phase = engines[e], heaps[e], phases[e]
         kind = engine.kind
+        base, slope, rates = base_s[kind, :, : pieces[kind]], slope_s[kind], tokens[kind]
         while not engine.done:
             code = act(
-                requests, runs, engine, heaps[e], phases[e], chains, own, unit_start, unit_member, unit_s,
-                log, stays, counters, marks, False, base_s[kind, :, : pieces[kind]], slope_s[kind],
-                tokens[kind], e,
+                requests, runs, engine, heap, phase, chains, own, unit_start, unit_member, unit_s,
+                log, stays, counters, marks, False, base, slope, rates, e,
             )  # fmt: skip
             if code != DONE:
                 return code
             if engine.in_step:
-                end(requests, runs, engine, heaps[e], phases[e], stays, counters, marks, passed)
+                end(requests, runs, engine, heap, phase, stays, counters, marks, passed)
     return DONE
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def next_engine(engines: Records) -> int:
     """The engine that acts next: least time, ends before beginnings, then fewest requests, lowest number."""
     best = NONE
@@ -174,7 +174,7 @@ def next_engine(engines: Records) -> int:
     return best
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def settle(
     requests: Records,
     runs: Records,
@@ -209,7 +209,7 @@ def settle(
             request.generated = request.computed + 1 - request.prompt_tokens
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def take_off(
     requests: Records,
     runs: Records,
@@ -237,7 +237,7 @@ def take_off(
             i = after
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def rekey(requests: Records, engines: Records, heaps: Ints, marks: Ints) -> None:
     """Put the heaps in order after limits and marks have changed."""
     for e in range(len(engines)):
@@ -249,7 +249,7 @@ def rekey(requests: Records, engines: Records, heaps: Ints, marks: Ints) -> None
             sift_up(requests, heap, place, heap[place])
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def last_notes(engines: Records, log: Records, counters: Ints) -> int:
     """Say in the log of each engine that nothing runs there any more."""
     if counters[LOG_LENGTH] + len(engines) > len(log):
@@ -259,7 +259,7 @@ def last_notes(engines: Records, log: Records, counters: Ints) -> int:
     return DONE
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def act(
     requests: Records,
     runs: Records,
@@ -335,7 +335,7 @@ def act(
     return DONE
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def cut(engine: Record, base_s: Floats, slope_s: Floats, tokens: int, steps: int, until_s: float) -> None:
     """Plan a jump of ``steps`` steps, or fewer, to the first that ends at ``until_s`` or later."""
     n, kv, clock = engine.decoding, engine.next_kv, engine.tokens % TOKEN
@@ -356,7 +356,7 @@ def cut(engine: Record, base_s: Floats, slope_s: Floats, tokens: int, steps: int
     engine.time_s = begin_s + lasts_s
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def end(
     requests: Records,
     runs: Records,
@@ -384,14 +384,14 @@ def end(
     finish(requests, runs, engine, heap, phase, stays, counters, marks, passed)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def has_room(engine: Record, request: Record) -> bool:
     """Whether the engine may pull a request: a place, and blocks for it and for all that wait there."""
     need = engine.waiting_blocks + blocks_of(engine, tokens_of(request))
     return bool(engine.running + engine.waiting < engine.max_running and need <= engine.free)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def enqueue(
     requests: Records, runs: Records, engine: Record, chains: Ints, counters: Ints, i: int, e: int
 ) -> None:
@@ -417,7 +417,7 @@ def enqueue(
     engine.steady = False
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def run_on(runs: Records, counters: Ints, first: int, e: int) -> int:
     """The run on engine e of a list of runs, a new one if there is none; put first of the list."""
     before, r = NONE, first
@@ -438,7 +438,7 @@ def run_on(runs: Records, counters: Ints, first: int, e: int) -> int:
     return int(r)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def wait_in_order(requests: Records, engine: Record, i: int) -> None:
     """Put request i among the waiting ones by its place in the plan's order."""
     before, after = NONE, engine.wait_head if engine.waiting > 0 else NONE
@@ -457,19 +457,19 @@ def wait_in_order(requests: Records, engine: Record, i: int) -> None:
     engine.waiting_blocks += blocks_of(engine, tokens_of(requests[i]))
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def tokens_of(request: Record) -> int:
     """Tokens of the prompt and generated so far, of a request that does not decode."""
     return int(request.prompt_tokens + request.generated)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def blocks_of(engine: Record, tokens: int) -> int:
     """Blocks that hold so many tokens."""
     return int((tokens + engine.block_tokens - 1) // engine.block_tokens)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def total_gain(engine: Record, steps: int) -> int:
     """Tokens that each request gains in so many steps of the jump that the engine is in."""
     if engine.rate == TOKEN:
@@ -477,7 +477,7 @@ def total_gain(engine: Record, steps: int) -> int:
     return int((engine.tokens % TOKEN + steps * engine.rate) // TOKEN)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def steps_ahead(requests: Records, engine: Record, heap: Ints, phase: Ints, tokens: int) -> int:
     """Steps up to the next request that is due, or fewer if the free blocks do not last that long."""
     engine.rate = tokens
@@ -485,27 +485,30 @@ def steps_ahead(requests: Records, engine: Record, heap: Ints, phase: Ints, toke
     steps = gain
     if tokens != TOKEN:
         steps = int(-((engine.tokens % TOKEN - gain * TOKEN) // tokens))
-    if lasts(engine, phase, steps):
+    size, free = engine.block_tokens, engine.free - engine.deficit
+    rounds = free // engine.decoding  # each takes ``size`` tokens and one block of everybody
+    if (gain + engine.last_gain) // size < rounds:
         return steps
-    low, high = 0, steps  # the blocks last for ``low`` steps and not for ``high``
-    while high - low > 1:
-        middle = (low + high) // 2
-        if lasts(engine, phase, middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    left = free - rounds * engine.decoding
+    enough = rounds * size - engine.last_gain  # tokens from now for which the blocks last, see ``grown``
+    offset = first_to_take(engine)
+    while phase[offset] <= left:
+        left -= phase[offset]
+        enough += 1
+        offset = offset - 1 if offset > 0 else size - 1
+    if enough < 0:
+        return 0
+    before = ((enough + 1) * TOKEN - 1 - engine.tokens % TOKEN) // tokens
+    return min(steps, int(before) + 1)
 
 
-@njit(cache=True, error_model="numpy")
-def lasts(engine: Record, phase: Ints, steps: int) -> bool:
-    """Whether the free blocks last for so many steps."""
-    further = total_gain(engine, steps - 1)
-    most = ((further + engine.last_gain) // engine.block_tokens + 1) * engine.decoding + engine.deficit
-    return bool(most <= engine.free or grown(engine, phase, further) + engine.deficit <= engine.free)
+@compiled
+def first_to_take(engine: Record) -> int:
+    """The offset, modulo ``block_tokens``, of those in decode that are the first to take a block."""
+    return int(-(1 + engine.gained - engine.last_gain + engine.lookahead) % engine.block_tokens)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def grown(engine: Record, phase: Ints, further: int) -> int:
     """Blocks that those that decode take for their next token, ``further`` tokens from now.
 
@@ -515,14 +518,14 @@ def grown(engine: Record, phase: Ints, further: int) -> int:
     size = engine.block_tokens
     tokens = further + engine.last_gain
     taken = engine.decoding * (tokens // size)
-    offset = -(1 + engine.gained - engine.last_gain + engine.lookahead) % size  # of those that take one first
+    offset = first_to_take(engine)
     for _ in range(tokens % size):
         taken += phase[offset]
         offset = offset - 1 if offset > 0 else size - 1
     return int(taken)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def holding(requests: Records, engine: Record, i: int, scheduled: bool) -> tuple[int, int]:
     """Blocks that a running request holds, ``scheduled`` in this step or not, and how many can be found."""
     request, size = requests[i], engine.block_tokens
@@ -540,7 +543,7 @@ def holding(requests: Records, engine: Record, i: int, scheduled: bool) -> tuple
     return int(held), int(full if engine.prefix_caching else 0)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def step(
     requests: Records,
     runs: Records,
@@ -619,7 +622,7 @@ def step(
         engine.gained += engine.last_gain
         engine.next_kv += engine.decoding * engine.last_gain
     else:
-        engine.time_s += base_s[0].max()
+        engine.time_s += largest(base_s[0])
     i = engine.run_tail if engine.prefilling == NONE else requests[engine.run_tail].run_previous
     for _ in range(fresh):
         request = requests[i]
@@ -635,7 +638,7 @@ def step(
         skipped = requests[skipped].run_next
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def take_or_preempt(
     requests: Records, runs: Records, engine: Record, heap: Ints, phase: Ints, stays: Records
 ) -> None:
@@ -655,7 +658,7 @@ def take_or_preempt(
     take(runs, engine, lacking)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def take_in_turn(
     requests: Records, runs: Records, engine: Record, heap: Ints, phase: Ints, stays: Records
 ) -> int:
@@ -691,7 +694,7 @@ def take_in_turn(
     return NONE
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def victim(requests: Records, engine: Record) -> int:
     """Who goes when blocks run out: the one admitted last, or the least important."""
     worst = engine.run_tail
@@ -704,7 +707,7 @@ def victim(requests: Records, engine: Record) -> int:
     return int(worst)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def due(engine: Record, request: Record, marks: Ints) -> int:
     """What the engine has gained when this request is over, or passes its next mark."""
     tokens = request.limit
@@ -713,7 +716,7 @@ def due(engine: Record, request: Record, marks: Ints) -> int:
     return int(engine.gained + tokens - request.generated)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def start_decode(requests: Records, engine: Record, heap: Ints, phase: Ints, marks: Ints, i: int) -> None:
     """From the step just taken on, request i decodes; all its tokens but the last are computed."""
     request = requests[i]
@@ -728,7 +731,7 @@ def start_decode(requests: Records, engine: Record, heap: Ints, phase: Ints, mar
         engine.deficit += rule(engine, request) - request.held_blocks
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def stop_decode(requests: Records, engine: Record, heap: Ints, phase: Ints, i: int) -> None:
     """Take a request out of those that decode; what it has so far is kept."""
     request = requests[i]
@@ -742,20 +745,20 @@ def stop_decode(requests: Records, engine: Record, heap: Ints, phase: Ints, i: i
         sift_down(requests, heap, engine.decoding, sift_up(requests, heap, hole, last), last)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def rule(engine: Record, request: Record) -> int:
     """Blocks that a request that decodes holds between two steps if it decoded in the last one."""
     return blocks_of(engine, request.offset + engine.gained + 1 - engine.last_gain + engine.lookahead)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def settle_deficit(engine: Record, request: Record) -> None:
     """A request that decodes is about to leave between two steps."""
     if engine.lookahead > 0 and request.odd_step == engine.step:
         engine.deficit -= rule(engine, request) - request.held_blocks
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def finish(
     requests: Records,
     runs: Records,
@@ -804,7 +807,7 @@ def finish(
     engine.steady = engine.steady and engine.waiting == 0
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def preempt(
     requests: Records,
     runs: Records,
@@ -834,7 +837,7 @@ def preempt(
     engine.waiting_blocks += blocks_of(engine, tokens_of(requests[i]))
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def leave(
     requests: Records,
     runs: Records,
@@ -863,7 +866,7 @@ def leave(
     release(runs, engine, request, held, full)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def fits(requests: Records, runs: Records, engine: Record) -> bool:
     """Whether there are blocks for all tokens of the first in line; what it finds need not be free."""
     request = requests[engine.wait_head]
@@ -871,7 +874,7 @@ def fits(requests: Records, runs: Records, engine: Record) -> bool:
     return bool(blocks_of(engine, tokens_of(request)) - found + standing <= engine.free)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def found_blocks(runs: Records, engine: Record, request: Record) -> tuple[int, int]:
     """Blocks of a waiting request that can be found, and how many of them stand in the free queue."""
     found, standing = 0, 0
@@ -892,7 +895,7 @@ def found_blocks(runs: Records, engine: Record, request: Record) -> tuple[int, i
     return found, standing
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def leftover_at(runs: Records, own: Record, index: int) -> int:
     """The leftover of a request's block ``index``, or NONE."""
     r = own.leftovers
@@ -901,7 +904,7 @@ def leftover_at(runs: Records, own: Record, index: int) -> int:
     return int(r)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def admit(requests: Records, runs: Records, engine: Record, stays: Records, counters: Ints, e: int) -> None:
     """Let the first in line run; it holds what it finds in the prefix cache."""
     i = engine.wait_head
@@ -949,7 +952,7 @@ def admit(requests: Records, runs: Records, engine: Record, stays: Records, coun
     stay.start_s = engine.time_s
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def sort_out_leftovers(runs: Records, engine: Record, counters: Ints, r: int, first: int, found: int) -> None:
     """A request finds its blocks from ``first`` to below ``found``: what it does not hold is left over.
 
@@ -986,7 +989,7 @@ def sort_out_leftovers(runs: Records, engine: Record, counters: Ints, r: int, fi
         leftover = runs[leftover].sibling
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def compute(requests: Records, runs: Records, engine: Record, i: int, chunk: int) -> None:
     """Compute the next ``chunk`` tokens of a prefill; full blocks of its chain can be found at once."""
     request = requests[i]
@@ -999,7 +1002,7 @@ def compute(requests: Records, runs: Records, engine: Record, i: int, chunk: int
         chain.blocks = max(chain.blocks, full)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def take(runs: Records, engine: Record, blocks: int) -> None:
     """Take blocks from the head of the free queue; what could be found in them is lost, last blocks first."""
     engine.free -= blocks
@@ -1015,7 +1018,7 @@ def take(runs: Records, engine: Record, blocks: int) -> None:
             unlink(runs, engine, engine.queue_head)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def release(runs: Records, engine: Record, request: Record, held: int, full: int) -> None:
     """A request gives its blocks back: its own that can be found to the end of the queue, then the chain."""
     engine.blank += held - full
@@ -1033,7 +1036,7 @@ def release(runs: Records, engine: Record, request: Record, held: int, full: int
             append(runs, engine, request.chain)
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def append(runs: Records, engine: Record, r: int) -> None:
     """Put a run at the end of the free queue."""
     runs[r].previous, runs[r].next = engine.queue_tail, NONE
@@ -1044,7 +1047,7 @@ def append(runs: Records, engine: Record, r: int) -> None:
     engine.queue_tail = r
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def insert_before(runs: Records, engine: Record, r: int, after: int) -> None:
     """Put a run into the free queue before another."""
     before = runs[after].previous
@@ -1056,7 +1059,7 @@ def insert_before(runs: Records, engine: Record, r: int, after: int) -> None:
         runs[before].next = r
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def unlink(runs: Records, engine: Record, r: int) -> None:
     """Take a run out of the free queue."""
     before, after = runs[r].previous, runs[r].next
@@ -1070,7 +1073,7 @@ def unlink(runs: Records, engine: Record, r: int) -> None:
         runs[after].previous = before
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def sift_up(requests: Records, heap: Ints, place: int, i: int) -> int:
     """Put request i where it belongs at or above ``place``; returns where."""
     key = requests[i].due
@@ -1087,7 +1090,7 @@ def sift_up(requests: Records, heap: Ints, place: int, i: int) -> int:
     return place
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def sift_down(requests: Records, heap: Ints, size: int, place: int, i: int) -> None:
     """Put request i where it belongs at or below ``place``."""
     key = requests[i].due
@@ -1105,7 +1108,7 @@ def sift_down(requests: Records, heap: Ints, size: int, place: int, i: int) -> N
     requests[i].heap_place = place
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def seconds(
     base_s: Floats, slope_s: Floats, n: int, kv: int, steps: int, tokens: int = TOKEN, clock: int = 0
 ) -> float:
@@ -1139,7 +1142,7 @@ def seconds(
     return total
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def gain_of(tokens: int, clock: int, steps: int) -> int:
     """Whole tokens that a request gains in so many steps."""
     if tokens == TOKEN:
@@ -1147,7 +1150,16 @@ def gain_of(tokens: int, clock: int, steps: int) -> int:
     return (clock + steps * tokens) // TOKEN
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
+def largest(values: Floats) -> float:
+    """The largest of some numbers."""
+    best = values[0]
+    for value in values:
+        best = max(best, value)
+    return float(best)
+
+
+@compiled
 def context_sum(n: int, kv: int, steps: int, tokens: int, clock: int) -> float:
     """Sum of kv + n floor((clock + k tokens) / TOKEN) for k = 0 .. steps - 1."""
     if tokens == TOKEN:
@@ -1155,7 +1167,7 @@ def context_sum(n: int, kv: int, steps: int, tokens: int, clock: int) -> float:
     return float(steps * kv + n * floor_sum(steps, TOKEN, tokens, clock))
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def floor_sum(steps: int, size: int, rate: int, start: int) -> int:
     """Sum of floor((start + k rate) / size) for k = 0 .. steps - 1, by Euclid's algorithm on (rate, size)."""
     total = 0
@@ -1168,7 +1180,7 @@ def floor_sum(steps: int, size: int, rate: int, start: int) -> int:
     return total
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def rest(log: Records, counters: Ints, e: int, engine: Record) -> None:
     """Say in the log that nothing runs from the end of the last step on."""
     if not engine.rests:
@@ -1176,7 +1188,7 @@ def rest(log: Records, counters: Ints, e: int, engine: Record) -> None:
     engine.rests = True
 
 
-@njit(cache=True, error_model="numpy")
+@compiled
 def note(
     log: Records, counters: Ints, e: int, engine: Record, time_s: float, running: int, blocks: int
 ) -> None:

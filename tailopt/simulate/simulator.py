@@ -80,7 +80,8 @@ class SimulatedBackend:
         self._widest, self._heaps = 0, np.zeros((0, 0), dtype=np.int64)
         sizes = [shape.block_tokens for shape in fleet.profile.shapes.values()]
         self._phases = np.zeros((0, max(sizes)), dtype=np.int64)
-        self._log, self._stays = np.empty(3 * n + 64, dtype=r.LOG), np.empty(2 * n + 64, dtype=r.STAY)
+        # much more than most batches need: memory that is never written to is never taken
+        self._log, self._stays = np.empty(16 * n + 64, dtype=r.LOG), np.empty(8 * n + 64, dtype=r.STAY)
         self._counters, self._clock = np.zeros(r.COUNTERS, dtype=np.int64), np.zeros(1)
 
     def start(self, plan: Plan) -> None:
@@ -99,11 +100,11 @@ class SimulatedBackend:
         """Go on to the next review; None when all requests are over."""
         while (code := self._advance()) != r.DONE:
             if code == r.LOG_FULL:
-                self._log = np.concatenate([self._log, np.empty_like(self._log)])
+                self._log = _longer(self._log)
             elif code == r.STAYS_FULL:
-                self._stays = np.concatenate([self._stays, np.empty_like(self._stays)])
+                self._stays = _longer(self._stays)
             elif code == r.RUNS_FULL:
-                self._runs = np.concatenate([self._runs, np.empty_like(self._runs)])
+                self._runs = _longer(self._runs)
             elif code == r.HEAP_FULL:
                 self._heaps = _wider(self._heaps, min(2 * self._heaps.shape[1], self._widest))
             else:
@@ -115,17 +116,16 @@ class SimulatedBackend:
     def run(self) -> Run:
         """What happened."""
         while kernel.last_notes(self._engines, self._log, self._counters) != r.DONE:
-            self._log = np.concatenate([self._log, np.empty_like(self._log)])
-        log = self._log[: self._counters[r.LOG_LENGTH]]
-        log = log[np.argsort(log["engine"], kind="stable")]
+            self._log = _longer(self._log)
+        log = _by_engine(self._log[: self._counters[r.LOG_LENGTH]])
         stays, requests = self._stays[: self._counters[r.STAYS_LENGTH]], self._requests
         columns = ("start_s", "first_token_s", "finish_s", "preemptions")
         return self._ledger.run(
             "simulated",
             engine=np.ascontiguousarray(requests["ran_on"]),
             output_tokens=np.ascontiguousarray(requests["generated"]),
-            log=EngineLog(**_columns(log)),
-            stays=Stays(**_columns(stays)),
+            log=EngineLog(**{name: log[name] for name in log.dtype.names or ()}),
+            stays=Stays(**{name: stays[name] for name in stays.dtype.names or ()}),
             **_columns(requests[[*columns]]),
         )
 
@@ -226,6 +226,20 @@ class SimulatedBackend:
             finished=~np.isnan(requests["finish_s"]),
         )
         return ledger.review(now_s, reason, seen) if self._counters[r.UNFINISHED] else None
+
+
+def _longer(table: r.Records) -> r.Records:
+    longer = np.empty(2 * len(table), dtype=table.dtype)
+    longer[: len(table)] = table
+    return longer
+
+
+def _by_engine(log: r.Records) -> r.Records:
+    """The log engine by engine; it is so already if no two of them had to be taken by turns."""
+    engine = log["engine"]
+    if (engine[1:] >= engine[:-1]).all():
+        return log
+    return log[np.argsort(engine.astype(np.int32), kind="stable")]
 
 
 def _wider(heaps: Ints, width: int) -> Ints:
