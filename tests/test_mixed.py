@@ -232,7 +232,6 @@ LONG = Trace.of([[2_000 + 26 * k] for k in range(80)], prompt_tokens=100)
 CROWDED = Problem(LONG, fleet_of(Affine(5e-3, 1e-5, 1e-9), 2, kv_capacity_tokens=40_000))
 
 
-
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
