@@ -201,9 +201,42 @@ def test_the_command(
     assert "exists" in err
 
 
+def test_the_command_on_servers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Two servers are two engines; every request gets its tokens, and the study can be taken up again."""
+    pytest.importorskip("aiohttp", reason="servers need aiohttp")
+    from fake_server import FakeServer
+
+    options = ["--demo", "--out", str(tmp_path / "demo"), "--policy", "shared_queue", "--quiet", "--json"]
+    with FakeServer(max_running=64) as first, FakeServer(max_running=64) as second:
+        options += ["--server", first.url, "--server", f"{second.url}#tp=1"]
+        code, out, err = run(capsys, *options)
+        assert (code, err) == (0, "")
+        assert first.completions
+        assert second.completions
+        sent = len(first.completions) + len(second.completions)
+        code, again, _ = run(capsys, *options, "--go-on")
+        assert (code, json.loads(again)) == (0, json.loads(out))
+        assert len(first.completions) + len(second.completions) == sent
+        code, _, err = run(capsys, *options, "--go-on", "--shape", "3xTP1")
+        assert (code, err.count("\n")) == (2, 1)
+        assert "--shape: 3 engines of TP1, there are 2 servers of TP1" in err
+    document = json.loads(out)
+    assert document["backend"].startswith("vLLM")
+    assert document["fleet"] == "2xTP1"
+    assert document["engine"] == "servers-fitted"
+    records = [read_record(tmp_path / "demo" / name) for name in document["outcomes"][0]["records"]]
+    assert len(records) == 2
+    for record in records:
+        assert (record.run().output_tokens == record.trace.output_tokens).all()
+        assert set(record.run().engine.tolist()) == {0, 1}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--server", "http://192.0.2.1"], "is not on this machine; say so with --remote"),
+        (["--server", "localhost:9", "--server", "localhost:9"], "is given twice"),
+        (["--server", "localhost:9#tp=2", "--shape", "1xTP1"], "there are 0 servers of TP1"),
         (["--go-on"], "--go-on: expected the folder"),
         (["--figure", "gap.pdf"], "to end in .png or .svg"),
         (["--python", "/no/such/python"], "expected a Python interpreter"),

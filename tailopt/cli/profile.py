@@ -4,7 +4,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,11 +13,7 @@ from tailopt.cli.fit import Kind
 from tailopt.cli.inputs import check_range, check_target
 from tailopt.cli.options import QuietOption, SeedOption
 from tailopt.cli.output import interrupts, print_all
-from tailopt.cli.replay import Device
-
-if TYPE_CHECKING:
-    from tailopt.engine.profile import EngineProfile
-    from tailopt.replay.backend import Engines
+from tailopt.cli.replay import Device, live_engines, servers_of
 
 SECONDS = 90.0
 
@@ -111,12 +107,15 @@ def profile(
         like = load_engine(engine) if engine is not None else tiny_profile(max([1, *degrees]))
         degrees = degrees or [min(like.shapes)]
         shapes = {degree: like.shape(degree) for degree in degrees}
+        servers = servers_of(server, remote=remote)
         measured = {}
         with contextlib.ExitStack() as stack:
             stack.enter_context(interrupts())
             told = stack.enter_context(_live(show=not quiet))
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-            engines = stack.enter_context(_engines(like, server, remote, python, model, device))
+            engines = stack.enter_context(
+                live_engines(like, servers, remote=remote, python=python, model=model, device=device)
+            )
             for degree, shape in shapes.items():
                 one = Engine(degree, gpus=tuple(range(degree)))
                 told(f"TP{degree}: starting", 0.0)
@@ -142,27 +141,6 @@ def profile(
             if switch:
                 print_all([f"away in {found.sleep_s:.3g} s, back in {found.wake_s:.3g} s"])
         typer.echo(f"{out}: written", err=True)
-
-
-@contextlib.contextmanager
-def _engines(
-    like: "EngineProfile",
-    server: list[str] | None,
-    remote: bool,
-    python: Path | None,
-    model: str | None,
-    device: Device,
-) -> Iterator["Engines"]:
-    if server:
-        from tailopt.replay.http import HttpEngines
-
-        with HttpEngines(like, server, model=model, remote=remote) as servers:
-            yield servers
-    else:
-        from tailopt.replay.vllm import VllmEngines
-
-        with VllmEngines(like, python=python, model=model, device=device.value) as workers:
-            yield workers
 
 
 @contextlib.contextmanager

@@ -31,7 +31,8 @@ from tailopt.cli.output import interrupts, print_all, write_out
 if TYPE_CHECKING:
     from tailopt.engine.profile import EngineProfile
     from tailopt.plan import Fleet
-    from tailopt.replay.backend import Progress
+    from tailopt.replay.backend import Engines, Progress
+    from tailopt.replay.http_server import Server
     from tailopt.replay.study import GivenPlan
     from tailopt.trace import Trace
 
@@ -62,7 +63,7 @@ def replay(
             "--scale",
             metavar="FACTOR",
             help=f"Divide all lengths by it. Default: so that none has more than {LONGEST} tokens with its "
-            "prompt on a CPU, 1 on a GPU.",
+            "prompt on a CPU, 1 on a GPU and on servers.",
         ),
     ] = None,
     engine: Annotated[
@@ -75,7 +76,9 @@ def replay(
     ] = None,
     shape: Annotated[
         str | None,
-        typer.Option("--shape", metavar="SHAPE", help="Engines: 2xTP1, ... Default: one per core or GPU."),
+        typer.Option(
+            "--shape", metavar="SHAPE", help="Engines: 2xTP1, ... Default: one per core, GPU or server."
+        ),
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -114,6 +117,18 @@ def replay(
         Path | None,
         typer.Option("--figure", metavar="FILE", help="Draw the gap; the name ends in .png or .svg."),
     ] = None,
+    server: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--server",
+            metavar="URL",
+            help="A server that is there (URL#tp=2 for another shape than TP1) as an engine; again for more. "
+            "Default: vLLM, started here.",
+        ),
+    ] = None,
+    remote: Annotated[
+        bool, typer.Option("--remote", metavar="", help="Allow servers on other machines.")
+    ] = False,
     python: Annotated[
         Path | None,
         typer.Option(
@@ -123,9 +138,11 @@ def replay(
         ),
     ] = None,
     model: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            "--model", metavar="FOLDER", help="Model whose shape to run. Default: a tiny one, made here."
+            "--model",
+            metavar="FOLDER|NAME",
+            help="Model whose shape to run, default a tiny one; or the one to ask servers for.",
         ),
     ] = None,
     device: Annotated[Device, typer.Option("--device", help="What engines compute on.")] = Device.CPU,
@@ -135,7 +152,7 @@ def replay(
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Carry out policies on real vLLM engines and split the gap to the certified optimum into its causes.
+    """Carry out policies on real engines and split the gap to the certified optimum into its causes.
 
     Lengths are forced, prompts are random tokens, weights too: nothing is downloaded.
     Example: tailopt replay --demo --out replay-demo --figure gap.svg
@@ -146,7 +163,6 @@ def replay(
         from tailopt.errors import InputError
         from tailopt.replay.study import calibrate
         from tailopt.replay.study import replay as run_study
-        from tailopt.replay.vllm import VllmEngines
         from tailopt.report.figure import require_figures, suffix_of
         from tailopt.report.replay import replay_json, replay_report
 
@@ -164,8 +180,10 @@ def replay(
                                      ("--repeats", repeats, 1)):  # fmt: skip
             check_range(option, value, least)
         rollouts, notes = read_traces(trace or [DEFAULT_TRACE], format_, cap, skip_bad, tokenizer)
-        rollouts = _scaled(transformed(rollouts, truncate, tail), scale, device)
-        fleet = _fleet(engine, shape)
+        servers = servers_of(server, remote=remote)
+        small = device is Device.CPU and (demo or not servers)
+        rollouts = _scaled(transformed(rollouts, truncate, tail), scale, small=small)
+        fleet = _fleet(engine, shape, servers)
         deciders = [*(policy or ([] if plan else POLICIES)), *map(_given, plan or [])]
         drawn = {"prompts": prompts, "samples": samples, "seed": seed}
         with contextlib.ExitStack() as stack:
@@ -173,8 +191,9 @@ def replay(
             stack.enter_context(interrupts())
             told = stack.enter_context(_live(prompts * samples, show=not (quiet or json)))
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-            real = VllmEngines(fleet.profile, python=python, model=model, device=device.value)
-            engines = stack.enter_context(real)
+            engines = stack.enter_context(
+                live_engines(fleet.profile, servers, remote=remote, python=python, model=model, device=device)
+            )
             if engine is None:
                 fitted = calibrate(
                     rollouts,
@@ -221,27 +240,68 @@ def replay(
         if json:
             write_out(text)
         else:
-            facts = [("engines", engines.name), *(("trace", note) for note in notes)]
+            where = "".join(f", {one} TP{one.tp}" for one in servers)
+            facts = [("engines", f"{engines.name}{where}"), *(("trace", note) for note in notes)]
             facts += [("written", str(out))] if out is not None else []
             print_all(replay_report(outcomes, rollouts, fleet, facts))
 
 
-def _scaled(rollouts: "Trace", scale: float | None, device: Device) -> "Trace":
+def servers_of(urls: Sequence[str] | None, *, remote: bool) -> "tuple[Server, ...]":
+    """The servers that ``--server`` names, none if it was not given.
+
+    Raises:
+        InputError: if one is no URL, is given twice, or is on another machine without ``remote``.
+    """
+    if not urls:
+        return ()
+    from tailopt.replay.http_server import Server, check_servers
+
+    servers = tuple(Server.of(url) for url in urls)
+    check_servers(servers, remote=remote)
+    return servers
+
+
+@contextlib.contextmanager
+def live_engines(
+    profile: "EngineProfile",
+    servers: "Sequence[Server]",
+    *,
+    remote: bool,
+    python: Path | None,
+    model: str | None,
+    device: Device,
+) -> "Iterator[Engines]":
+    """The servers, or vLLM started here if there are none."""
+    if servers:
+        from tailopt.replay.http import HttpEngines
+
+        with HttpEngines(profile, servers, model=model, remote=remote) as there:
+            yield there
+    else:
+        from tailopt.replay.vllm import VllmEngines
+
+        with VllmEngines(profile, python=python, model=model, device=device.value) as workers:
+            yield workers
+
+
+def _scaled(rollouts: "Trace", scale: float | None, *, small: bool) -> "Trace":
     from tailopt.errors import InputError
     from tailopt.replay.scale import scaled_down
 
     if scale is None:
         longest = int((rollouts.context_tokens + rollouts.output_tokens).max())
-        scale = max(1.0, longest / (LONGEST - 2)) if device is Device.CPU else 1.0
+        scale = max(1.0, longest / (LONGEST - 2)) if small else 1.0
     try:
         return rollouts if scale == 1 else scaled_down(rollouts, scale)
     except InputError as error:
         raise InputError(f"--scale: {error}") from None
 
 
-def _fleet(engine: str | None, shape: str | None) -> "Fleet":
-    """By default one engine per core, with the limits of the tiny model."""
+def _fleet(engine: str | None, shape: str | None, servers: "Sequence[Server]" = ()) -> "Fleet":
+    """By default an engine for each server or core; the limits of the tiny model, a guess for servers."""
     import os
+    from collections import Counter
+    from dataclasses import replace
 
     from tailopt.engine.catalogue import load_engine
     from tailopt.errors import InputError
@@ -249,12 +309,24 @@ def _fleet(engine: str | None, shape: str | None) -> "Fleet":
     from tailopt.replay.vllm import tiny_profile
 
     cores = len(os.sched_getaffinity(0))
-    profile = tiny_profile(cores) if engine is None else load_engine(engine)
+    there = Counter(server.tp for server in servers)
+    profile = tiny_profile(max(there, default=cores)) if engine is None else load_engine(engine)
+    if servers and engine is None:
+        profile = replace(
+            profile, name="servers", hardware="unknown", model="unknown", precision="unknown",
+            engine="unknown", notes="Limits are those of a tiny model, a guess.",
+        )  # fmt: skip
     smallest = min(profile.shapes)
+    wanted = there or {smallest: max(cores // smallest, 1)}
+    default = "+".join(f"{count}xTP{tp}" for tp, count in sorted(wanted.items()))
     try:
-        return Fleet.of(profile, shape or f"{max(cores // smallest, 1)}xTP{smallest}")
+        fleet = Fleet.of(profile, shape or default)
     except InputError as error:
         raise InputError(f"--shape: {error}") from None
+    for tp, count in Counter(one.tp for one in fleet.engines).items():
+        if servers and count > there[tp]:
+            raise InputError(f"--shape: {count} engines of TP{tp}, there are {there[tp]} servers of TP{tp}")
+    return fleet
 
 
 def _with_profile(fleet: "Fleet", profile: "EngineProfile") -> "Fleet":

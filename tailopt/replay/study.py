@@ -188,7 +188,7 @@ def calibrate(
     """
     _make(folder, go_on)
     (batch,) = sample_batches(trace, batches=1, prompts=prompts, samples=samples, seed=seed + 1_000_003)
-    probes = _probes(fleet)
+    probes = _probes(fleet, min(map(engines.most_tokens, fleet.engines)))
     paths = [folder / "prefill.jsonl", folder / "calibration.jsonl"]
     for path, one, policy in (
         (paths[0], Batch(probes, None, 0), GivenPlan(_one_by_one(fleet, probes), "one by one")),
@@ -207,10 +207,11 @@ def calibrate(
     return replace(fitted, shapes={**fleet.profile.shapes, **fitted.shapes})
 
 
-def _probes(fleet: Fleet) -> Trace:
+def _probes(fleet: Fleet, most_tokens: int) -> Trace:
     """Prompts of 32, 64, ... tokens, three of each for every engine, and two tokens for each of them."""
     shapes = [fleet.shape_of(number) for number in range(len(fleet.engines))]
     most = min(min(shape.kv_capacity_tokens // 2, 2 * shape.token_budget) for shape in shapes)
+    most = min(most, most_tokens - 2)
     lengths = [1 << power for power in range(5, 12) if 1 << power <= most] or [max(most, 1)]
     each = np.tile(np.repeat(lengths, len(shapes)), 3)
     return Trace.of([[2]] * len(each), prompt_tokens=each.tolist(), name="probes")
