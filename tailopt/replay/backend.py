@@ -30,7 +30,7 @@ from tailopt.replay.process import Link, Message, wait_for_any
 from tailopt.replay.prompts import prompts
 from tailopt.replay.recorder import Record, Recorder, header, utc
 from tailopt.run import Run
-from tailopt.simulate.batch import prepare
+from tailopt.simulate import ledger as simulated
 from tailopt.trace import Trace
 
 PATIENCE_S = 120.0
@@ -270,7 +270,7 @@ class EngineBackend:
                     f"request {one}: has {tokens.max()} tokens with its prompt, engine {number} holds {most}"
                 )
         if len(request) == self.trace.n_requests and not (plan.engine_of == DROPPED).any():
-            prepare(self.trace, self.fleet, replace(plan, review=(), deadline_s=None))
+            simulated.Ledger(self.trace, self.fleet).begin(replace(plan, review=(), deadline_s=None))
 
     def _note_plan(self, plan: Plan, request: Ints) -> None:
         at, reason = (None, None) if self._reached is None else self._reached

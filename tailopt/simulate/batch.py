@@ -3,7 +3,6 @@
 import numpy as np
 
 from tailopt.arrays import Floats, Ints
-from tailopt.plan import Fleet, Plan
 from tailopt.trace import Trace
 
 
@@ -40,10 +39,3 @@ def units(requests: Ints, group: Ints, available_s: Floats, *, atomic: bool) -> 
     by_unit = np.argsort(rank[unit], kind="stable")
     starts = np.flatnonzero(np.diff(rank[unit][by_unit], prepend=-1))
     return requests[by_unit], np.append(starts, len(requests)), np.sort(there_s)
-
-
-def prepare(trace: Trace, fleet: Fleet, plan: Plan) -> None:
-    """Raise InputError unless ``plan`` can be carried out on ``fleet``."""
-    from tailopt.simulate.ledger import Ledger
-
-    Ledger(trace, fleet).begin(plan)
