@@ -72,6 +72,8 @@ class Comparison:
         seed: what the batches were drawn with.
         rows: one row per batch, policy and predictor, with the columns ``COLUMNS``.
         certificates: one row per batch: ``batch, lower_s, upper_s, gap, status, method, lower_any_s``.
+        speculating: policies with engines that speculated.
+        switching_free: policies that changed the fleet, though the profile has no cost of sleep and wake.
     """
 
     trace: Trace
@@ -82,6 +84,8 @@ class Comparison:
     seed: int
     rows: pl.DataFrame
     certificates: pl.DataFrame
+    speculating: tuple[str, ...] = ()
+    switching_free: tuple[str, ...] = ()
 
     @cached_property
     def summary(self) -> pl.DataFrame:
@@ -160,10 +164,16 @@ def compare(
         )
         if progress is not None:
             progress(index + 1, len(drawn))
+    found = pl.DataFrame(rows)
+    remarks = (_policies(found.filter(remark)) for remark in ("speculates", "switches_free"))
     return Comparison(
         trace, fleet, prompts, samples, atomic, seed,
-        pl.DataFrame(rows).select(COLUMNS), pl.DataFrame(certificates),
+        found.select(COLUMNS), pl.DataFrame(certificates), *remarks,
     )  # fmt: skip
+
+
+def _policies(rows: pl.DataFrame) -> tuple[str, ...]:
+    return tuple(rows["policy"].unique(maintain_order=True))
 
 
 Cell = tuple[NamedPolicy, NamedPredictor | None]
@@ -224,7 +234,15 @@ def _run(
             "idle_share": run.idle_share,
             "tokens_per_gpu_s": run.tokens_per_gpu_s,
             "preemptions": int(run.preemptions.sum()),
+            "speculates": any(engine.speculation is not None for engine in run.engines),
+            "switches_free": _switches_free(run),
         }
+
+
+def _switches_free(run: Run) -> bool:
+    """Whether engines were opened after the start, and no engine took any time to sleep or to wake."""
+    switched = len(run.engines) > len(run.fleet.engines)
+    return switched and not (run.spans.sleep_s.any() or run.spans.wake_s.any())
 
 
 def _summarize(cell: pl.DataFrame, baseline_s: Floats, picks: np.ndarray) -> dict[str, object]:

@@ -123,6 +123,38 @@ def test_open_gaps_shared_queues_and_preemptions_are_said() -> None:
     assert re.search(r"Preempted up to 3.0 requests per batch .*uniform", " ".join(text.split()))
 
 
+def test_speculation_and_free_switches_are_said(cli: Cli) -> None:
+    options = ("--batches", "1", "--prompts", "4", "--samples", "2", "--quiet", "--groups", "free")
+    deepseek = ("--engine", "h200-deepseek-r1-sglang", "--gpus", "16")
+    specs = ("top_k(k=1)", "top_k(k=1,speculate='mtp')")
+    policies = [word for spec in specs for word in ("--policy", spec)]
+    code, out, err = cli("compare", *deepseek, *options, *policies, "--predictor", "truth")
+    assert code == 0, err
+    assert "engines of top_k(k=1,speculate='mtp') speculate. The bounds are those of the same fleet" in out
+    assert out.count("speculate. The bounds") == 1
+    assert "switching is free" not in out
+    code, out, err = cli("compare", *options, "--policy", "dyn(n=4)")
+    assert code == 0, err
+    assert "switching is free in this profile: its sleep_s and wake_s are 0, so dyn(n=4) paid for" in out
+    assert "The bounds are those of the same fleet" not in out
+
+
+def test_a_switch_that_costs_is_not_called_free() -> None:
+    profile = load_engine("h100-llama-3.1-8b")
+    trace = Trace.of([[900, 800], [100, 200], [40, 30], [500, 300]], prompt_tokens=100)
+    drawn = {"batches": 1, "prompts": 4, "samples": 2, "seed": 0}
+    for wake_s, said in ((0.0, ("dyn(n=3)",)), (1.0, ())):
+        shapes = {tp: replace(shape, wake_s=wake_s) for tp, shape in profile.shapes.items()}
+        fleet = Fleet.of(replace(profile, shapes=shapes), "2xTP1")
+        assert compare(trace, fleet, ["dyn(n=3)"], [], **drawn, atomic=False).switching_free == said
+
+
+def test_draft_methods_are_listed(cli: Cli) -> None:
+    out = cli("engines")[1]
+    said = "85% of the tokens accepted, at most 1 a step; each takes 0.042 of a step; acceptance: 85 to 90 %"
+    assert out.count(f"Drafts by mtp: {said}") == 1
+
+
 def test_lists_say_groups_caps_and_limits(cli: Cli) -> None:
     out = cli("traces")[1]
     assert re.search(r"gpqa-deepseek-reasoner 1,578 198×8 4,714 18,307 40,634 - ", out)

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tailopt.engine.profile import EngineProfile, ShapeProfile
+from tailopt.engine.profile import Draft, EngineProfile, ShapeProfile
 from tailopt.report.terminal import facts
 from tailopt.spec import parameters
 from tailopt.trace.catalogue import BundledTrace, load_bundled
@@ -76,7 +76,23 @@ def _shape(tp: int, shape: ShapeProfile) -> list[tuple[str, str]]:
         f"at most {shape.max_running:,} requests at once, {shape.kv_capacity_tokens:,} tokens of KV cache"
     )
     fit = [("", f"Fit: {shape.fit}")] if shape.fit else []
-    return [(f"TP{tp}", f"τ(n, K) = {shape.step_time}"), ("", limits), *fit]
+    drafts = [("", f"Drafts by {draft.method}: {_draft(draft)}") for draft in shape.drafts]
+    return [(f"TP{tp}", f"τ(n, K) = {shape.step_time}"), ("", limits), *drafts, *fit]
+
+
+def _draft(draft: Draft) -> str:
+    """What a draft method gains and costs; times of the host only where it takes any."""
+    costs = [f"{draft.step_fraction:.2g} of a step"] if draft.step_fraction else []
+    costs += [f"τ(n, K) = {draft.step_time}"] if draft.step_time is not None else []
+    a_token = f"; each takes {' and '.join(costs)}" if costs else ""
+    host = [f"{draft.seconds * 1e3:.3g} ms a step"] if draft.seconds else []
+    host += [f"{draft.seconds_per_request * 1e3:.3g} ms a request"] if draft.seconds_per_request else []
+    beside = f"; besides {' and '.join(host)}" if host else ""
+    source = f"; {draft.source}" if draft.source else ""
+    return (
+        f"{draft.acceptance:.0%} of the tokens accepted, at most {draft.most_tokens} a step"
+        f"{a_token}{beside}{source}"
+    )
 
 
 def own_functions() -> list[RenderableType]:

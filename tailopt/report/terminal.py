@@ -30,6 +30,16 @@ EXACT = 1e-3
 
 NO_STATIC_PLAN = "{} is no static plan: it decides as it runs, so it may get below 1."
 
+SPECULATING = (
+    "engines of {} speculate. The bounds are those of the same fleet without speculation, so both ratios may "
+    "get below 1 for it."
+)
+
+SWITCHING_FREE = (
+    "switching is free in this profile: its sleep_s and wake_s are 0, so {} paid for nothing but moves and "
+    "the ends of steps."
+)
+
 MIXED = (
     "Step times are those of {model}, lengths those of whatever model wrote the trace: unless the two are "
     "the same, read the ratios, not the seconds. Contexts and concurrencies outside the range of the fit are "
@@ -127,6 +137,8 @@ def _facts(comparison: Comparison, notes: Sequence[str]) -> list[tuple[str, str]
     lines += [
         ("Optimum", _certificates(comparison)),
         *_preemptions(comparison),
+        *(("Drafts", SPECULATING.format(policy)) for policy in comparison.speculating),
+        *(("Switches", SWITCHING_FREE.format(policy)) for policy in comparison.switching_free),
         ("Left out", LEFT_OUT),
         ("Version", f"tailopt {__version__}"),
     ]
