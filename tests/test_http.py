@@ -615,15 +615,19 @@ def vllm_servers() -> Iterator[list[str]]:
 
 @pytest.mark.skipif(PYTHON not in os.environ, reason=f"needs vLLM: {PYTHON} must name a Python that has it")
 def test_two_vllm_servers(vllm_servers: list[str], tmp_path: Path) -> None:
-    """Exact lengths, and a move in the middle that changes no token; with and without developer mode."""
+    """Exact lengths, and a move in the middle that changes no token; with and without developer mode.
+
+    Responses are long, as on a busy machine a server tells of hundreds of steps at once.
+    """
+    long = replace(BATCH, output_tokens=10 * BATCH.output_tokens)
     undisturbed, first = play(
-        [], queues([0, 1, 2, 3], [4, 5, 6, 7]), tmp_path, urls=vllm_servers, connect_s=240
+        [], queues([0, 1, 2, 3], [4, 5, 6, 7]), tmp_path, trace=long, urls=vllm_servers, connect_s=240
     )
     assert undisturbed.backend.startswith("vLLM ")
     tokens = first.ledger().tokens
-    moved, second = play([], swap_at(ReviewPoint("tokens", 10)), tmp_path, urls=vllm_servers)
+    moved, second = play([], swap_at(ReviewPoint("tokens", 10)), tmp_path, trace=long, urls=vllm_servers)
     for run, record in ((undisturbed, first), (moved, second)):
-        check(run, record, ids=False)
+        check(run, record, long, ids=False)
         assert record.ledger().tokens == tokens
     assert len(moved.moves.request) >= 3
     assert {0, 1} >= set(moved.moves.source.tolist())
