@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_server import FakeServer
 from fake_worker import next_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,6 +36,9 @@ from tailopt.replay.tiny_model import KV_BYTES_PER_TOKEN, tiny_model
 from tailopt.replay.vllm import PYTHON
 from tailopt.run import Run
 from tailopt.trace import Trace
+
+pytest.importorskip("aiohttp", reason="servers need aiohttp")
+from fake_server import FakeServer
 
 SHAPES = {
     tp: ShapeProfile(tp, Affine(4e-3, 1e-4, 1e-7), 2e4, kv_capacity_tokens=8192, max_running=16)

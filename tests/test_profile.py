@@ -5,11 +5,10 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from fake_server import FakeServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +25,9 @@ from tailopt.replay.http import HttpEngines
 from tailopt.replay.profile import Cell, design, profile
 from tailopt.replay.profile_engine import EngineBench
 from tailopt.replay.vllm import PYTHON, VllmEngines, tiny_profile
+
+if TYPE_CHECKING:
+    from fake_server import FakeServer
 
 FAKE = Path(__file__).with_name("fake_worker.py")
 SHAPE = ShapeProfile(1, Affine(1e-2, 1e-3), 1e3, kv_capacity_tokens=8192, max_running=32, token_budget=512)
@@ -151,6 +153,13 @@ PROFILE = EngineProfile(
 )
 
 
+def fake(**options: Any) -> "FakeServer":
+    pytest.importorskip("aiohttp", reason="servers need aiohttp")
+    from fake_server import FakeServer
+
+    return FakeServer(**options)
+
+
 @pytest.fixture(params=["worker", "server"])
 def bench(request: pytest.FixtureRequest) -> Iterator[EngineBench]:
     if request.param == "worker":
@@ -158,7 +167,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[EngineBench]:
             yield found
     else:
         with (
-            FakeServer() as server,
+            fake() as server,
             HttpEngines(PROFILE, [server.url]) as servers,
             EngineBench(servers, Engine(1, gpus=(0,))) as found,
         ):
@@ -191,7 +200,7 @@ def test_a_bench_that_dies_or_refuses_is_an_error() -> None:
     ):
         bench.measure([(10**5, 3)])
     with (
-        FakeServer(fault=lambda body: "hang") as server,
+        fake(fault=lambda body: "hang") as server,
         HttpEngines(PROFILE, [server.url], silence_s=0.3, retries=0) as servers,
         pytest.raises(ReplayError, match=r"died \(has said nothing"),
         EngineBench(servers, Engine(1, gpus=(0,))) as bench,
@@ -216,7 +225,7 @@ def command(*arguments: str | Path) -> int:
 
 def test_the_command_measures_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, steps = tmp_path / "mine.toml", tmp_path / "steps.csv"
-    with FakeServer(step_s=0.004, token_s=2e-5, max_running=64) as server:
+    with fake(step_s=0.004, token_s=2e-5, max_running=64) as server:
         code = command("--out", out, "--steps", steps, "--server", server.url, "--seconds", "4", "--quiet")
         output = capsys.readouterr()
         assert code == 0, output.err

@@ -104,6 +104,7 @@ def test_a_study(tmp_path: Path) -> None:
             events = json.loads(path.with_suffix(".json").read_text())["traceEvents"]
             names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
             assert {"predicted: engine 0, TP1", "measured: engine 0, TP1"} <= names
+    pytest.importorskip("matplotlib", reason="figures are an extra")
     for name in ("gap.svg", "again.svg"):
         write_waterfall(outcomes, tmp_path / name, title="a study")
     assert (tmp_path / "gap.svg").read_bytes() == (tmp_path / "again.svg").read_bytes()
@@ -184,6 +185,7 @@ class OnlyFakes(Fakes):
 def test_the_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("matplotlib", reason="figures are an extra")
     monkeypatch.setattr(vllm, "VllmEngines", OnlyFakes)
     options = ["--demo", "--shape", "2xTP1", "--out", str(tmp_path / "demo"), "--quiet"]
     code, out, err = run(capsys, *options, "--figure", str(tmp_path / "gap.png"))
