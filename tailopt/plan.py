@@ -160,7 +160,7 @@ class View:
     """All that a policy may see. Arrays have one entry per unfinished request, in the order of the batch.
 
     Attributes:
-        now_s: the time, 0 at the start of the batch.
+        now_s: the time, 0 at the start of the batch; whether it is the start, ``is_start`` says.
         fleet: the engines and their profile.
         prompt: group of each request, dense from 0 at the start.
         prompt_tokens: prompt length in tokens.
@@ -251,6 +251,18 @@ class View:
     def n_requests(self) -> int:
         """Number of unfinished requests."""
         return len(self.prompt)
+
+    @property
+    def is_start(self) -> bool:
+        """Whether nothing has been planned yet; ``now_s`` does not tell, a review may be at time 0 too.
+
+        >>> from tailopt.policies.example import example_view
+        >>> example_view([[90, 80]]).is_start
+        True
+        """
+        under_way = (self.engine != SHARED_QUEUE).any() or self.generated_tokens.any()
+        over = self.finished_prompt is not None and len(self.finished_prompt) > 0
+        return self.now_s == 0 and not under_way and not over
 
     @cached_property
     def unit(self) -> Ints:
@@ -398,7 +410,7 @@ class Plan:
         if len(self.engine_of) != view.n_requests:
             raise InputError(f"plan: has {len(self.engine_of)} requests, expected {view.n_requests}")
         fleet = Fleet(view.fleet.profile, self.engines, view.fleet.gpus)
-        if view.now_s == 0:
+        if view.is_start:
             if (self.engine_of == DROPPED).any():
                 raise InputError(f"plan: request {int(np.argmin(self.engine_of))} is dropped before it runs")
             if [engine.tp for engine in fleet.engines] != [engine.tp for engine in view.fleet.engines]:

@@ -1,6 +1,7 @@
 """Policies that are asked again while the batch runs: any state of it, and what each of them may change."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,12 +15,13 @@ from tailopt.engine.speculation import Speculation
 from tailopt.engine.step_time import Affine
 from tailopt.errors import InputError
 from tailopt.oracle.problem import Problem
-from tailopt.plan import SHARED_QUEUE, Engine, Fleet, Plan, View
+from tailopt.plan import DROPPED, SHARED_QUEUE, Engine, Fleet, Plan, ReviewPoint, View
 from tailopt.policies import resolve_policy
 from tailopt.policies.example import example_view
 from tailopt.policies.reviewing import move_seconds, seconds_of_engines
 from tailopt.policies.units import fastest_alone
-from tailopt.simulate import simulate_policy
+from tailopt.run import Run
+from tailopt.simulate import simulate_policy, simulate_policy_reference
 from tailopt.trace import Trace
 
 REVIEWING = [
@@ -261,3 +263,35 @@ def test_the_oracle_takes_no_engine_that_speculates() -> None:
     Problem(trace, Fleet(profile, (Engine(1), Engine(1, scheduling="priority")), 2))
     with pytest.raises(InputError, match=r"engine 1 speculates \(mtp\), expected none that does"):
         Problem(trace, Fleet(profile, (Engine(1), Engine(1, speculation=Speculation("mtp"))), 2))
+
+
+@pytest.mark.parametrize("simulator", [simulate_policy, simulate_policy_reference])
+def test_a_review_at_time_0_is_not_the_start(simulator: Callable[..., Run]) -> None:
+    """One engine pulls the only request at 0 s, the other is idle: the fleet may change at once."""
+    trace = Trace.of([[5, 5]], prompt_tokens=3)
+    view = View.at_start(trace, fleet_of([1, 1]))
+    shape = view.fleet.profile.shape(1)
+    profile = replace(view.fleet.profile, shapes={1: shape, 2: replace(shape, tp=2)})
+    view = replace(view, fleet=Fleet(profile, view.fleet.engines, 2))
+    seen: list[View] = []
+
+    def policy(now: View) -> Plan:
+        seen.append(now)
+        if now.is_start:
+            return Plan(now.fleet.engines, [1, 1], [0, 1], review=(ReviewPoint("time", 0.01),))
+        return Plan((Engine(2),), [DROPPED, 0], [0, 1])
+
+    def at_once(now: View) -> Plan:
+        seen.append(now)
+        if now.is_start:
+            return Plan(now.fleet.engines, [SHARED_QUEUE] * 2, [0, 1], True, review=(ReviewPoint("idle"),))
+        return Plan((Engine(2),), [DROPPED, 0], [0, 1])
+
+    for one in (policy, at_once):
+        seen.clear()
+        run = simulator(trace, one, view)
+        assert [now.is_start for now in seen] == [True, False]
+        assert len(run.reviews) == 1
+        assert run.engines[-1].tp == 2
+        assert run.completed.tolist() == [False, True]
+    assert run.reviews[0].time_s == 0.0

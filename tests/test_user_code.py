@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tailopt.errors import InputError
-from tailopt.plan import Engine, Plan, View
+from tailopt.plan import Plan, View
 from tailopt.policies import resolve_policy
 from tailopt.policies.example import example_view
 from tailopt.predict import resolve_predictor
@@ -195,4 +195,4 @@ def test_the_largest_predictions_are_no_trouble() -> None:
     for name in POLICIES:
         plan = resolve_policy(name)(huge)
         assert sorted(plan.order.tolist()) == [0, 1, 2, 3]
-    assert plan.engines == (Engine(1), Engine(1))
+    assert plan.engines == view.fleet.engines

@@ -8,7 +8,7 @@ import numpy as np
 from tailopt.errors import InputError
 from tailopt.plan import Engine, Fleet, Plan, ReviewPoint, View
 from tailopt.policies.named import ignores_predictions
-from tailopt.policies.reviewing import engine_of_units, go_on, is_start, with_review
+from tailopt.policies.reviewing import engine_of_units, go_on, with_review
 from tailopt.policies.uniform import uniform
 from tailopt.policies.units import unit_sums
 
@@ -33,7 +33,7 @@ def dyn(view: View, *, n: int = 32, shape: str | None = None) -> Plan:
     fleet = view.fleet
     target = Fleet.of(fleet.profile, shape or _highest(fleet), fleet.gpus)
     switched = Counter(engine.tp for engine in fleet.engines) == Counter(e.tp for e in target.engines)
-    if is_start(view):
+    if view.is_start:
         return uniform(view) if switched else with_review(uniform(view), ReviewPoint("unfinished", n))
     if switched:
         return go_on(view, engine_of_units(view), None)

@@ -73,4 +73,5 @@ def _plan(answer: Any) -> Plan:
             f"returned {type(answer).__name__}{shape}, expected a tailopt.plan.Plan; "
             "from an engine for each request it is Plan(view.fleet.engines, engine_of, order)"
         )
-    return Plan(**{part.name: getattr(answer, part.name) for part in fields(Plan)})
+    plan = Plan(**{part.name: getattr(answer, part.name) for part in fields(Plan)})
+    return replace(plan, engines=tuple(replace(engine) for engine in plan.engines))

@@ -9,7 +9,6 @@ from tailopt.policies.lpt import lpt
 from tailopt.policies.reviewing import (
     engine_of_units,
     go_on,
-    is_start,
     move_seconds,
     seconds_of_engines,
     with_review,
@@ -46,7 +45,7 @@ def rebalance(view: View, *, start: str = "lpt") -> Plan:
     """
     if start not in STARTS:
         raise InputError(f"start: expected {' or '.join(STARTS)}, got {start!r:.60}")
-    if is_start(view):
+    if view.is_start:
         return with_review(STARTS[start](view), IDLE)
     view.predictions()
     engine_of_unit = engine_of_units(view)

@@ -10,11 +10,6 @@ from tailopt.plan import SHARED_QUEUE, Plan, ReviewPoint, View
 from tailopt.policies.units import n_units, predicted_times_s, predicted_work
 
 
-def is_start(view: View) -> bool:
-    """Whether nothing has been planned yet: a policy may be asked again at time 0 too."""
-    return bool((view.engine == SHARED_QUEUE).all() and not view.generated_tokens.any() and view.now_s == 0)
-
-
 def with_review(plan: Plan, *points: ReviewPoint) -> Plan:
     """The same plan with these review points."""
     return replace(plan, review=points)

@@ -9,7 +9,6 @@ from tailopt.policies.named import ignores_predictions
 from tailopt.policies.reviewing import (
     engine_of_units,
     go_on,
-    is_start,
     requests_of_engines,
     with_review,
 )
@@ -43,7 +42,7 @@ def split(view: View, *, tokens: int = 4096, tail_engines: int = 1, speculate: s
     ranked = fastest_alone(view)
     tail, bulk = (ranked[:tail_engines], np.sort(ranked[tail_engines:])) if engines > 1 else (ranked, ranked)
     points = (ReviewPoint("tokens", tokens),) if engines > 1 else ()
-    if is_start(view):
+    if view.is_start:
         units = shuffled_units(view)
         engine_of_unit = np.empty(n_units(view), dtype=np.int64)
         engine_of_unit[units] = deal(units, bulk)

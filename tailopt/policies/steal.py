@@ -4,7 +4,7 @@ import numpy as np
 
 from tailopt.plan import Plan, ReviewPoint, View
 from tailopt.policies.named import ignores_predictions
-from tailopt.policies.reviewing import engine_of_units, go_on, is_start, running_units, with_review
+from tailopt.policies.reviewing import engine_of_units, go_on, running_units, with_review
 from tailopt.policies.uniform import uniform
 from tailopt.policies.units import unit_sums
 
@@ -26,7 +26,7 @@ def steal(view: View) -> Plan:
     >>> steal(example_view([[90, 80], [10, 20]])).review
     (ReviewPoint(when='idle', value=0.0),)
     """
-    if is_start(view):
+    if view.is_start:
         return with_review(uniform(view), IDLE)
     engine_of_unit = engine_of_units(view)
     waits = ~running_units(view)
