@@ -18,9 +18,11 @@ The summary of a policy and predictor over B batches is
 =================  ===========================================================================================
 
 The intervals say how far the mean over batches *drawn from this trace* may be off. They do not hold the error
-of the engine model. ``over_static`` may fall below 1 for what is not a static plan: the shared queue, and
-policies that are asked again while the batch runs. Both bounds count one token per request and step, so where
-engines speculate they are those of the same fleet without speculation, and both ratios may fall below 1.
+of the engine model. Makespans are of equal work: a run in which a request did not get all the tokens that the
+trace has of it, cut off or given up, is refused before any ratio. ``over_static`` may fall below 1 for what
+is not a static plan: the shared queue, and policies that are asked again while the batch runs. Both bounds
+count one token per request and step, so where engines speculate they are those of the same fleet without
+speculation, and both ratios may fall below 1.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +42,7 @@ from tailopt.plan import Fleet, View
 from tailopt.policies import NamedPolicy, resolve_policy
 from tailopt.predict import NamedPredictor, resolve_predictor
 from tailopt.run import Run
-from tailopt.simulate import simulate, simulate_policy
+from tailopt.simulate import simulate_policy
 from tailopt.trace import Trace
 from tailopt.trace.transforms import Batch, sample_batches
 
@@ -127,7 +129,8 @@ def compare(
 
     Raises:
         InputError: if a policy or predictor is unknown or goes wrong, the trace is too small for the batches,
-            a policy needs predictions and there is no predictor, or a request does not fit an engine.
+            a policy needs predictions and there is no predictor, a request does not fit an engine, or a
+            policy leaves work undone (:func:`check_work`).
 
     >>> from tailopt.engine.catalogue import load_engine
     >>> from tailopt.plan import Engine
@@ -219,12 +222,9 @@ def _run(
         view = View.at_start(
             batch.trace, fleet, tokens, scenario_tokens=scenarios, atomic=atomic, seed=batch.seed
         )
-        plan = policy(view)
-        asked_again = bool(plan.review)
-        run = (
-            simulate_policy(batch.trace, policy, view) if asked_again else simulate(batch.trace, fleet, plan)
-        )
+        run = simulate_policy(batch.trace, policy, view)
         told_by = NO_PREDICTOR if predictor is None else predictor.name
+        check_work(run, batch.trace, index, policy.name, told_by)
         if on_run is not None:
             on_run(index, policy.name, told_by, batch, run)
         yield {
@@ -237,6 +237,35 @@ def _run(
             "speculates": any(engine.speculation is not None for engine in run.engines),
             "switches_free": _switches_free(run),
         }
+
+
+def check_work(run: Run, trace: Trace, batch: int, policy: str, predictor: str = NO_PREDICTOR) -> None:
+    """Raise InputError unless the run may be compared: all tokens of the trace, in a time above zero.
+
+    Makespans say something only of equal work, and a policy can have less of it: by limits on tokens, by a
+    deadline, by dropping requests.
+
+    >>> from tailopt.plan import Plan
+    >>> from tailopt.policies.example import example_view
+    >>> trace, fleet = Trace.of([[30, 9]], prompt_tokens=10), example_view([[1]]).fleet
+    >>> plan = Plan(fleet.engines, [0, 1], [0, 1], max_tokens=[5, 9])
+    >>> check_work(simulate_policy(trace, lambda _: plan, View.at_start(trace, fleet)), trace, 0, "short")
+    Traceback (most recent call last):
+    ...
+    tailopt.errors.InputError: policy short, batch 0: 1 of 2 requests did not get all their tokens, 25 of 39 \
+were not generated; expected the whole batch, as of every policy that is compared
+    """
+    who = f"policy {policy}{'' if predictor == NO_PREDICTOR else f' under {predictor}'}, batch {batch}"
+    less = run.output_tokens != trace.output_tokens
+    if less.any():
+        missing = int((trace.output_tokens - run.output_tokens).sum())
+        raise InputError(
+            f"{who}: {np.count_nonzero(less)} of {trace.n_requests} requests did not get all their tokens, "
+            f"{missing} of {trace.total_output_tokens} were not generated; expected the whole batch, as of "
+            "every policy that is compared"
+        )
+    if not run.makespan_s > 0:
+        raise InputError(f"{who}: took {run.makespan_s} s, expected a time above zero")
 
 
 def _switches_free(run: Run) -> bool:

@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -10,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import fleets, step_times
 
-from tailopt.compare import COLUMNS, Comparison, bootstrap_interval, compare, t_interval
+from tailopt.cli import main
+from tailopt.compare import COLUMNS, Comparison, bootstrap_interval, check_work, compare, t_interval
 from tailopt.engine.catalogue import bundled_engines, load_engine
 from tailopt.errors import InputError
-from tailopt.plan import Fleet
-from tailopt.policies import POLICIES, NamedPolicy
+from tailopt.plan import DROPPED, Fleet, Plan, ReviewPoint, View
+from tailopt.policies import POLICIES, NamedPolicy, ignores_predictions
 from tailopt.policies.uniform import uniform
 from tailopt.report.machine import to_csv, to_json
+from tailopt.simulate import simulate
 from tailopt.spec import Spec
 from tailopt.trace import Trace
 
@@ -220,3 +224,87 @@ def test_a_request_that_fits_no_engine():
     trace = Trace.of([[10, 10]] * 7 + [[10, 10**9]])
     with pytest.raises(InputError, match=r"needs 1000000\d* tokens of KV cache, engine \d+ .* holds"):
         run(["lpt"], ["truth"], trace=trace, batches=20)
+
+
+@ignores_predictions
+def cut_off(view: View) -> Plan:
+    """All but the first request may generate one token."""
+    return replace(uniform(view), max_tokens=[10**6] + [1] * (view.n_requests - 1))
+
+
+@ignores_predictions
+def give_up(view: View) -> Plan:
+    """Whatever runs after a second is given up."""
+    return replace(uniform(view), deadline_s=1.0)
+
+
+@ignores_predictions
+def never_begin(view: View) -> Plan:
+    """All is given up at once, so the makespan is 0."""
+    return replace(uniform(view), deadline_s=0.0)
+
+
+@ignores_predictions
+def drop_one(view: View) -> Plan:
+    """The longest is dropped when it is the last."""
+    if view.is_start:
+        return replace(uniform(view), review=(ReviewPoint("unfinished", 1),))
+    return Plan(view.fleet.engines, [DROPPED], [0])
+
+
+def test_a_policy_that_leaves_work_undone_is_refused() -> None:
+    """Else it would be the fastest of all: output tokens are held equal."""
+    trace = small_trace(0)
+    longest = 0
+    for policy in (cut_off, give_up, never_begin, drop_one):
+        with pytest.raises(InputError) as caught:
+            run([NamedPolicy(Spec("short", policy))], [], trace=trace)  # type: ignore[list-item]
+        line = str(caught.value)
+        assert line.startswith("policy short, batch 0: ")
+        assert "requests did not get all their tokens" in line
+        assert "\n" not in line
+        longest = max(longest, len(line))
+    assert longest < 200
+
+
+def test_how_much_was_not_generated() -> None:
+    trace = Trace.of([[5, 7], [9, 11]], prompt_tokens=3)
+    fleet = Fleet.of(load_engine("h100-llama-3.1-8b"), "1xTP1")
+    plan = Plan(fleet.engines, [0] * 4, range(4), max_tokens=[5, 6, 99, 1])
+    with pytest.raises(
+        InputError, match=r"policy p under truth, batch 3: 2 of 4 requests .* 11 of 32 were not"
+    ):
+        check_work(simulate(trace, fleet, plan), trace, 3, "p", "truth")
+    whole = simulate(trace, fleet, replace(plan, max_tokens=[5, 7, 9, 11]))
+    check_work(whole, trace, 3, "p")
+    with pytest.raises(InputError, match=r"policy p, batch 3: took 0\.0 s"):
+        check_work(replace(whole, finish_s=np.zeros(4)), trace, 3, "p")
+
+
+@pytest.mark.parametrize("output", ["--json", "--csv", "--quiet"])
+def test_the_command_refuses_it_too(output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "short.py").write_text(
+        "from dataclasses import replace\nfrom tailopt.policies.uniform import uniform\n"
+        "def f(view): return replace(uniform(view), max_tokens=[1] * view.n_requests)\n"
+    )
+    spec = f"{tmp_path / 'short.py'}:f"
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "--policy", spec, "--predictor", "truth", "--batches", "1", output])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
+    assert f"policy {spec} under truth, batch 0: " in err
+    assert "did not get all their tokens" in err
+
+
+def test_a_policy_is_asked_once_at_the_start() -> None:
+    asked: list[bool] = []
+
+    @ignores_predictions
+    def watch(view: View) -> Plan:
+        asked.append(view.is_start)
+        return (
+            replace(uniform(view), review=(ReviewPoint("unfinished", 1),)) if view.is_start else uniform(view)
+        )
+
+    run([NamedPolicy(Spec("watch", watch))], [], batches=2)  # type: ignore[list-item]
+    assert asked == [True, False, True, False]

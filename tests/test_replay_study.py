@@ -111,6 +111,17 @@ def test_a_study(tmp_path: Path) -> None:
     assert len((tmp_path / "gap.svg").read_bytes()) > 10_000
 
 
+def test_a_policy_that_leaves_work_undone_is_refused_before_an_engine_starts(tmp_path: Path) -> None:
+    short = queues([0, 1, 2], [3, 4, 5], max_tokens=[1] * 6)
+    decider = GivenPlan(short(type("V", (), {"fleet": FLEET})()), "short.json")  # type: ignore[arg-type]
+    with (
+        Fakes() as engines,
+        pytest.raises(InputError, match=r"policy short\.json, batch 0: \d of 6 requests did not get all"),
+    ):
+        replay(TRACE, FLEET, engines, [decider], [], folder=tmp_path / "study", **DRAWN)
+    assert not list((tmp_path / "study").glob("*.jsonl"))
+
+
 def test_an_interrupted_study(tmp_path: Path) -> None:
     """What is done is not done again; what was begun is brought to its end."""
     begun: list[str] = []

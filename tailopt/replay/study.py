@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from tailopt.arrays import Floats
+from tailopt.compare import NO_PREDICTOR, check_work
 from tailopt.engine.catalogue import write_profile
 from tailopt.engine.profile import EngineProfile
 from tailopt.errors import InputError
@@ -42,8 +43,6 @@ from tailopt.run_file import write_run
 from tailopt.simulate import simulate, simulate_policy
 from tailopt.trace import Trace
 from tailopt.trace.transforms import Batch, sample_batches
-
-NO_PREDICTOR = "-"
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +143,8 @@ def replay(
         progress: gives, for the name of a replay, who is told of its progress.
 
     Raises:
-        InputError: bad arguments, or a plan that cannot be carried out.
+        InputError: bad arguments, a plan that cannot be carried out, or a policy that leaves work undone
+            (:func:`tailopt.compare.check_work`): this is simulated before an engine starts.
         ReplayError: an engine failed for good; with ``go_on`` the study can be taken up again.
     """
     if repeats < 1:
@@ -157,14 +157,15 @@ def replay(
     for number, batch in enumerate(drawn):
         certificate = solve(Problem(batch.trace, fleet, atomic))
         views = [_view(batch, fleet, atomic, predictor) for _, predictor in cells]
+        predicted = [_simulated(number, batch, cell, view) for cell, view in zip(cells, views, strict=True)]
         records: list[list[Path]] = [[] for _ in cells]
         for repeat in range(repeats):
             for cell, view, mine in zip(cells, views, records, strict=True):
                 path = folder / f"{_name(number, cell)}-{repeat}.jsonl"
                 _carry_out(batch, fleet, cell[0], view, engines, path, progress(path.stem))
                 mine.append(path)
-        for cell, view, mine in zip(cells, views, records, strict=True):
-            outcomes.append(_outcome(number, batch, fleet, cell, view, mine, certificate, atomic))
+        for cell, view, simulated, mine in zip(cells, views, predicted, records, strict=True):
+            outcomes.append(_outcome(number, batch, fleet, cell, view, simulated, mine, certificate, atomic))
     return outcomes
 
 
@@ -263,6 +264,19 @@ def _view(batch: Batch, fleet: Fleet, atomic: bool, predictor: NamedPredictor | 
     )
 
 
+def _simulated(number: int, batch: Batch, cell: Cell, view: View) -> Run:
+    """What is predicted of a policy, which must do all the work."""
+    run = simulate_policy(batch.trace, cell[0], view)
+    _check_work(run, number, batch, cell)
+    return run
+
+
+def _check_work(run: Run, number: int, batch: Batch, cell: Cell) -> None:
+    policy, predictor = cell
+    told = NO_PREDICTOR if predictor is None else predictor.name
+    check_work(run, batch.trace, number, policy.name, told)
+
+
 def _carry_out(
     batch: Batch,
     fleet: Fleet,
@@ -296,16 +310,17 @@ def _outcome(
     fleet: Fleet,
     cell: Cell,
     view: View,
+    simulated: Run,
     paths: Sequence[Path],
     certificate: Certificate,
     atomic: bool,
 ) -> Outcome:
     policy, predictor = cell
     trace = batch.trace
-    simulated = simulate_policy(trace, policy, view)
     records = [read_record(path) for path in paths]
     measured = [record.run() for record in records]
     for path, run in zip(paths, measured, strict=True):
+        _check_work(run, number, batch, cell)
         if not path.with_suffix(".run").exists():
             write_run(run, path.with_suffix(".run"))
         runs = {"predicted": simulated, "measured": run}
