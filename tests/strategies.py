@@ -236,6 +236,6 @@ class RandomPolicy:
             ReviewPoint("tokens", int(rng.integers(1, 40))),
             ReviewPoint("tokens", int(rng.integers(1, 40))),
             ReviewPoint("idle"),
-            ReviewPoint("time", float(np.ceil(4 * view.now_s) + rng.integers(1, 100)) / 4),
+            ReviewPoint("time", float(np.ceil(round(4 * view.now_s, 6)) + rng.integers(1, 100)) / 4),
         ]
         return tuple(points[i] for i in rng.permutation(5)[: rng.integers(0, 5)])

@@ -1,5 +1,7 @@
 """The event-jumping simulator against its step-by-step definition, closed forms, and conservation laws."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -86,6 +88,33 @@ def test_jumps_equal_steps_through_any_reviews(data: st.DataObject, drafts: bool
     fast = simulate_policy(trace, RandomPolicy(seed), view)
     slow = simulate_policy_reference(trace, RandomPolicy(seed), view)
     assert_same_run(fast, slow, rtol=1e-12 if drafts else 0)
+
+
+@settings(max_examples=CASES)
+@given(st.data())
+def test_ties_up_to_rounding_are_ties(data: st.DataObject) -> None:
+    """Equal engines, few lengths, terms that no double holds: they meet at times that differ in rounding."""
+    lengths = data.draw(st.lists(st.sampled_from([3, 7, 20, 30]), min_size=1, max_size=8))
+    trace = Trace.of([[length] for length in lengths], prompt_tokens=data.draw(st.sampled_from([1, 11])))
+    a, b = (data.draw(st.sampled_from([1 / 3, 0.1, 0.7, 0.8113])) for _ in range(2))
+    tau = Affine(a, b, data.draw(st.sampled_from([0.0, 0.0, 0.01 / 3])))
+    limits = {"token_budget": 100, "block_tokens": 1, "prefix_caching": False, "max_running": 2}
+    limits["wake_s"] = limits["sleep_s"] = data.draw(st.sampled_from([0.0, 0.1, a + b]))
+    shape = ShapeProfile(1, tau, data.draw(st.sampled_from([3.0, 1e300])), 10**6, **limits)
+    link = data.draw(st.sampled_from([{}, {"link_bytes_per_s": 7.0, "link_latency_s": 0.1}]))
+    fleet = Fleet(profile(shape, **link), (Engine(1),) * data.draw(st.integers(2, 4)), 4)
+    if data.draw(st.booleans()):
+        at = st.sampled_from([0.0, a + b, 3 * (a + b), 7 * a, 0.3])
+        trace = replace(
+            trace, arrival_s=np.array(data.draw(st.lists(at, min_size=len(lengths), max_size=len(lengths))))
+        )
+    view = View.at_start(trace, fleet, atomic=data.draw(st.booleans()))
+    seed = data.draw(st.integers(0, 2**32))
+    runs = [
+        simulate_policy(trace, RandomPolicy(seed), view),
+        simulate_policy_reference(trace, RandomPolicy(seed), view),
+    ]
+    assert_same_run(*runs, rtol=1e-9)
 
 
 @given(traces(), affine_terms())
@@ -220,8 +249,6 @@ def test_another_engine_can_raise_the_makespan() -> None:
 
 
 def test_requests_wait_for_their_arrival() -> None:
-    from dataclasses import replace
-
     trace = replace(Trace.of([[4], [2], [1]], prompt_tokens=1), arrival_s=np.array([0.0, 1.5, 9.0]))
     run = simulate(trace, small_engine(), everything_on_one(trace))
     assert run.start_s.tolist() == [0, 2, 9]

@@ -28,7 +28,8 @@ number of blocks that can still be found is kept, because blocks are always lost
 priorities a request may be preempted after its last token has filled a block; that one is not found when it
 comes back, and stays in the queue as a *leftover*, a second copy.
 
-All bookkeeping is in whole tokens, blocks and steps (int64); only the clocks are floating point. This is one
+All bookkeeping is in whole tokens, blocks and steps (int64); only the clocks are floating point, and times
+that are equal up to rounding are one instant (:mod:`tailopt.simulate.instants`). This is one
 module because compiled code is cached by file.
 """
 
@@ -37,6 +38,7 @@ import numpy as np
 from tailopt.arrays import Floats, Ints
 from tailopt.compiled import compiled
 from tailopt.engine.speculation import TOKEN
+from tailopt.simulate.instants import SLACK
 from tailopt.simulate.records import (
     DONE,
     HEAP_FULL,
@@ -118,14 +120,14 @@ def run(
         begins = e == NONE or not engines[e].in_step
         if watched:
             crossed = counters[PASSED] > 0 or counters[UNFINISHED] <= watch[0]
-            if crossed and (next_s > clock[0] or begins):
+            if crossed and (next_s > clock[0] * SLACK or begins):
                 return REVIEW
-            if counters[IDLE] > 0 and next_s > clock[0]:
+            if counters[IDLE] > 0 and next_s > clock[0] * SLACK:
                 return REVIEW
-            if watch[2] < next_s or (watch[2] == next_s and begins):
+            if watch[2] <= next_s * SLACK and (begins or next_s > watch[2] * SLACK):
                 clock[0] = watch[2]
                 return REVIEW
-        clock[0] = next_s
+        clock[0] = max(clock[0], next_s)
         engine = engines[e]
         if begins:
             kind = engine.kind
@@ -157,20 +159,24 @@ def run(
 @compiled
 def next_engine(engines: Records) -> int:
     """The engine that acts next: least time, ends before beginnings, then fewest requests, lowest number."""
+    first_s = NEVER
+    for e in range(len(engines)):
+        if not engines[e].done:
+            first_s = min(first_s, engines[e].time_s)
     best = NONE
     for e in range(len(engines)):
         here = engines[e]
-        if here.done:
+        if here.done or here.time_s > first_s * SLACK:
             continue
-        if best == NONE or here.time_s < engines[best].time_s:
+        if best == NONE:
             best = e
-        elif here.time_s == engines[best].time_s:
-            there = engines[best]
-            if here.in_step != there.in_step:
-                if here.in_step:
-                    best = e
-            elif here.running + here.waiting < there.running + there.waiting:
+            continue
+        there = engines[best]
+        if here.in_step != there.in_step:
+            if here.in_step:
                 best = e
+        elif here.running + here.waiting < there.running + there.waiting:
+            best = e
     return best
 
 
@@ -284,7 +290,8 @@ def act(
     """The engine's turn: let requests in; then jump, or begin a step, or wait, or be done."""
     if counters[LOG_LENGTH] + 2 > len(log):
         return LOG_FULL
-    while engine.next_own < engine.end_own and requests[own[engine.next_own]].available_s <= engine.time_s:
+    now_s = engine.time_s * SLACK
+    while engine.next_own < engine.end_own and requests[own[engine.next_own]].available_s <= now_s:
         if counters[RUNS_LENGTH] + 2 > len(runs):
             return RUNS_FULL
         enqueue(requests, runs, engine, chains, counters, own[engine.next_own], e)
@@ -295,7 +302,7 @@ def act(
         first, behind = unit_start[unit], unit_start[unit + 1]
         engine.hungry = has_room(engine, requests[unit_member[first]])
         if engine.hungry:
-            if unit_s[unit] <= engine.time_s:
+            if unit_s[unit] <= now_s:
                 if counters[RUNS_LENGTH] + 2 * (behind - first) > len(runs):
                     return RUNS_FULL
                 for place in range(first, behind):
@@ -319,7 +326,7 @@ def act(
         return RUNS_FULL
     if max(engine.running, min(engine.max_running, engine.running + engine.waiting)) > len(heap):
         return HEAP_FULL
-    if engine.time_s > engine.ready_s:
+    if engine.time_s > engine.ready_s * SLACK:
         rest(log, counters, e, engine)
     steps = 0
     if engine.steady:
@@ -345,7 +352,7 @@ def cut(engine: Record, base_s: Floats, slope_s: Floats, tokens: int, steps: int
         low, high = 0, steps
         while high - low > 1:
             middle = (low + high) // 2
-            if begin_s + seconds(base_s, slope_s, n, kv, middle, tokens, clock) >= until_s:
+            if (begin_s + seconds(base_s, slope_s, n, kv, middle, tokens, clock)) * SLACK >= until_s:
                 high = middle
             else:
                 low = middle

@@ -23,8 +23,8 @@ The reference and the kernel decide what happens *within* a plan, each in its ow
    of t* and, for each closed engine that held one of its GPUs, the end of that one's sleep, plus its own
    wake.
 6. **Queues** are made anew: own ones by the time from which each request can be admitted, then in the plan's
-   order; all that could be admitted by t* are equal. In an atomic plan, requests of the shared queue whose
-   group runs on an engine that goes on wait for that one.
+   order; all that could be admitted by t* are equal, as are times of one instant. In an atomic plan, requests
+   of the shared queue whose group runs on an engine that goes on wait for that one.
 """
 
 from collections.abc import Sequence
@@ -40,6 +40,7 @@ from tailopt.errors import InputError
 from tailopt.plan import DROPPED, SHARED_QUEUE, Engine, Fleet, Plan, ReviewPoint
 from tailopt.run import Moves, Review, Run, Spans
 from tailopt.simulate.batch import shared_tokens, units
+from tailopt.simulate.instants import by, later, made_equal
 from tailopt.simulate.line_table import decoding_of
 from tailopt.trace import Trace
 
@@ -180,6 +181,9 @@ class Ledger:
         place = np.full(len(self.engines) + 1, NOWHERE)  # the last one for those that are nowhere
         place[self.current] = np.arange(len(self.current))
         engine = place[np.where(seen.engine == NOWHERE, np.maximum(self.place, NOWHERE), seen.engine)]
+        for at_s in self._times():
+            if by(at_s, now_s) and by(now_s, at_s):
+                now_s = at_s
         self._seen = seen
         self._state = State(
             now_s=now_s,
@@ -189,6 +193,7 @@ class Ledger:
             running=seen.running,
             generated=seen.generated,
             finished=seen.finished,
+            capped=seen.finished & (seen.generated < self.trace.output_tokens),
         )
         return self._state
 
@@ -223,11 +228,11 @@ class Ledger:
                 (point.when == "unfinished" and left <= point.value < self._left)
                 or (point.when == "tokens" and point.value in reached)
                 or (point.when == "idle" and idle)
-                or (point.when == "time" and self._now_s < point.value <= now_s)
+                or (point.when == "time" and later(point.value, self._now_s) and by(point.value, now_s))
             ):
                 return point
         deadline_s = self.plan.deadline_s
-        return ReviewPoint("time", deadline_s) if deadline_s is not None and deadline_s <= now_s else None
+        return ReviewPoint("time", deadline_s) if deadline_s is not None and by(deadline_s, now_s) else None
 
     def decoding(self, e: int) -> Decoding:
         """The decode steps of engine e, for as many requests as it may run."""
@@ -304,7 +309,9 @@ class Ledger:
         waits, moves = ~running & ~over, running & ~stays & ~over
         self._withdraw(request[waits], to[waits])
         clock_s = np.where(
-            running, np.append(seen.clock_s, now_s)[source], np.maximum(now_s, self._freed_s[request])
+            running,
+            np.append(np.maximum(seen.clock_s, now_s), now_s)[source],
+            np.maximum(now_s, self._freed_s[request]),
         )
         self.available_s[request[moves]] = self._freed_s[request[moves]] = clock_s[moves]
         for i in plan.order[moves[plan.order]]:
@@ -317,6 +324,7 @@ class Ledger:
         self.watch = self._watch(plan)
 
         queued = ~over & ~stays
+        self.available_s[request[queued]] = made_equal(self.available_s[request[queued]])
         by_time = plan.order[np.argsort(self.available_s[request][plan.order], kind="stable")]
         by_time = by_time[queued[by_time]]
         shared = request[by_time[to[by_time] == SHARED_QUEUE]]
@@ -419,7 +427,7 @@ class Ledger:
 
     def _close(self, closed: list[int], clock_s: Floats) -> None:
         for e in closed:
-            self._close_s[e] = max(float(clock_s[e]), self._link_free_s[e])
+            self._close_s[e] = max(float(clock_s[e]), self._link_free_s[e], self._now_s)
             self._drain_s[e] = self._close_s[e] - self._now_s
 
     def _open(self, opened: range, *, first: bool) -> None:
@@ -440,15 +448,19 @@ class Ledger:
         points: dict[str, list[float]] = {"unfinished": [], "tokens": [], "idle": [], "time": []}
         for point in plan.review:
             points[point.when].append(point.value)
-        times = [value for value in points["time"] if value > self._now_s]
-        if plan.deadline_s is not None:
-            times.append(max(plan.deadline_s, self._now_s))
         return Watch(
             unfinished=int(max([value for value in points["unfinished"] if value < self._left], default=0)),
             tokens=np.unique(np.array(points["tokens"], dtype=np.int64)),
             idle=bool(points["idle"]),
-            time_s=min(times, default=np.inf),
+            time_s=max(min(self._times(), default=np.inf), self._now_s),
         )
+
+    def _times(self) -> list[float]:
+        """Points in time that are yet to come under the plan in force, and its deadline, passed or not."""
+        assert self.plan is not None
+        ahead = [point.value for point in self.plan.review if point.when == "time"]
+        deadline = [] if self.plan.deadline_s is None else [self.plan.deadline_s]
+        return [value for value in ahead if later(value, self._now_s)] + deadline
 
 
 def _with_targets(moves: Moves, stays: Any) -> Moves:

@@ -29,7 +29,8 @@ a place within ``max_running``, counting those that run and wait there, and free
 first request and of all that wait.
 
 **Order.** Steps end before others begin at the same instant. Of several engines that act at the same
-instant, the one with the fewest requests goes first (then the lower number), one unit at a time.
+instant, the one with the fewest requests goes first (then the lower number), one unit at a time. Times that
+are equal up to rounding are the same instant (:mod:`tailopt.simulate.instants`), wherever two are compared.
 
 **Review points.** Steps end in the order of time, so the crossing of a review point has a time t*: the end of
 the step that finishes a request or passes a number of tokens; the turn of an engine that finds nothing to do;
@@ -56,6 +57,7 @@ from tailopt.engine.profile import ShapeProfile
 from tailopt.engine.speculation import TOKEN, Decoding
 from tailopt.plan import Engine, Fleet, Plan, Policy, View
 from tailopt.run import EngineLog, Run, Stays
+from tailopt.simulate.instants import by, later
 from tailopt.simulate.ledger import NOWHERE, Ledger, Orders, Snapshot
 from tailopt.simulate.vllm_scheduler import Limits, Request, Scheduler
 from tailopt.trace import Trace
@@ -111,8 +113,8 @@ class _Engine:
     def in_step(self) -> bool:
         return self.sampling is not None
 
-    def key(self) -> tuple[float, bool, int, int]:
-        return (self.time_s, not self.in_step, self.scheduler.unfinished, self.number)
+    def key(self) -> tuple[bool, int, int]:
+        return (not self.in_step, self.scheduler.unfinished, self.number)
 
 
 class ReferenceBackend:
@@ -151,11 +153,11 @@ class ReferenceBackend:
     def until_review(self) -> State | None:
         """Take steps until a review point is crossed; None when all requests are over."""
         while np.isnan(self.finish_s).any():
-            engine = min((e for e in self.engines if not e.done), key=_Engine.key, default=None)
+            engine = self._next()
             if self._crossed(engine):
                 return self._review()
             assert engine is not None
-            self.now_s = engine.time_s
+            self.now_s = max(self.now_s, engine.time_s)
             if engine.in_step:
                 self._end_step(engine)
             else:
@@ -215,16 +217,22 @@ class ReferenceBackend:
         self.passed = [False] * len(ledger.watch.tokens)
         self.idle = False
 
+    def _next(self) -> _Engine | None:
+        """The engine that acts next."""
+        first_s = min((e.time_s for e in self.engines if not e.done), default=np.inf)
+        first = (e for e in self.engines if not e.done and by(e.time_s, first_s))
+        return min(first, key=_Engine.key, default=None)
+
     def _crossed(self, engine: _Engine | None) -> bool:
         """Whether a review is due before ``engine`` acts."""
         watch, left = self.ledger.watch, sum(np.isnan(self.finish_s))
         next_s = np.inf if engine is None else engine.time_s
         begins = engine is None or not engine.in_step
-        if (any(self.passed) or left <= watch.unfinished) and (next_s > self.now_s or begins):
+        if (any(self.passed) or left <= watch.unfinished) and (later(next_s, self.now_s) or begins):
             return True
-        if self.idle and next_s > self.now_s:
+        if self.idle and later(next_s, self.now_s):
             return True
-        if watch.time_s < next_s or (watch.time_s == next_s and begins):
+        if by(watch.time_s, next_s) and (begins or later(next_s, watch.time_s)):
             self.now_s = watch.time_s
             return True
         return False
@@ -256,13 +264,13 @@ class ReferenceBackend:
     def _act(self, engine: _Engine) -> None:
         """Let requests in; then begin a step, or wait, or be done."""
         available_s = self.ledger.available_s
-        while engine.arriving and available_s[engine.arriving[0]] <= engine.time_s:
+        while engine.arriving and by(available_s[engine.arriving[0]], engine.time_s):
             self._submit(engine, engine.arriving.popleft())
         shared_s = np.inf  # when a unit arrives for which this engine has room
         if self.units and engine.hungry:
             members, arrived = self.units[0]
             engine.hungry = self._has_room(engine, members[0])
-            if engine.hungry and arrived <= engine.time_s:
+            if engine.hungry and by(arrived, engine.time_s):
                 self.units.popleft()
                 for i in members:
                     self._submit(engine, i)
@@ -297,7 +305,7 @@ class ReferenceBackend:
         )
 
     def _begin_step(self, engine: _Engine) -> None:
-        if engine.time_s > engine.ready_s:
+        if later(engine.time_s, engine.ready_s):
             self._rest(engine)
         scheduler, decoding = engine.scheduler, engine.decoding
         decision = scheduler.schedule()

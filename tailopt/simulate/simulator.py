@@ -10,6 +10,7 @@ from tailopt.plan import Engine, Fleet, Plan, Policy, View
 from tailopt.run import EngineLog, Run, Stays
 from tailopt.simulate import kernel
 from tailopt.simulate import records as r
+from tailopt.simulate.instants import SLACK
 from tailopt.simulate.ledger import Ledger, Orders, Snapshot
 from tailopt.simulate.line_table import lines_of
 from tailopt.trace import Trace
@@ -210,7 +211,7 @@ class SimulatedBackend:
         reason = ledger.reason(now_s, left, self._passed > 0, bool(self._counters[r.IDLE]))
         assert reason is not None
         # beside an engine without work, all others have begun a step at that time
-        cut_s = np.nextafter(now_s, np.inf) if self._counters[r.IDLE] else now_s
+        cut_s = np.nextafter(now_s * SLACK * SLACK, np.inf) if self._counters[r.IDLE] else now_s
         kernel.settle(
             requests, self._runs, self._engines, self._heaps, self._phases, self._stays, self._counters,
             now_s, cut_s, self._marks, self._passed, lines.base_s, lines.slope_s, lines.pieces, lines.tokens,
