@@ -18,7 +18,7 @@ from tailopt.plan import DROPPED, Fleet, Plan, Policy, ReviewPoint, View
 from tailopt.run import Run
 
 MOST_IDLE_REVIEWS = 1000
-"""Reviews in a row between which no token may have been generated."""
+"""Reviews without a token between that may hold up a batch: at one instant, or with a switch or move each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,7 @@ class State:
         running: ``[n]`` whether it has a place in a batch.
         generated: ``[n]`` tokens generated so far.
         finished: ``[n]`` whether it is done.
+        capped: ``[n]`` whether it is done with fewer tokens than it has.
     """
 
     now_s: float
@@ -42,6 +43,7 @@ class State:
     running: Bools
     generated: Ints
     finished: Bools
+    capped: Bools
 
 
 class Backend(Protocol):
@@ -73,7 +75,7 @@ def drive(backend: Backend, policy: Policy, view: View) -> Run:
     plan = policy(view)
     plan.check(view)
     backend.start(plan)
-    tokens = reviews = 0
+    tokens, reviews, last_s = 0, 0, -1.0
     while (state := backend.until_review()) is not None:
         if plan.deadline_s is not None and state.now_s >= plan.deadline_s:
             plan, request = _given_up(state)
@@ -83,11 +85,13 @@ def drive(backend: Backend, policy: Policy, view: View) -> Run:
             plan, request = policy(now), now.request
             plan.check(now)
         backend.change(plan, request)
-        reviews = 0 if state.generated.sum() > tokens else reviews + 1
-        tokens = state.generated.sum()
+        reviews = 0 if state.generated.sum() > tokens else reviews
+        reviews += state.now_s <= last_s or _disturbs(plan, request, state)
+        tokens, last_s = state.generated.sum(), state.now_s
         if reviews > MOST_IDLE_REVIEWS:
             raise InputError(
-                f"policy: {reviews} reviews without a token between, the last at {state.now_s} s"
+                f"policy: {reviews} reviews without a token between, at one instant or with a switch or a "
+                f"move each, the last at {state.now_s} s"
             )
     return backend.run()
 
@@ -128,7 +132,19 @@ def view_at(start: View, state: State) -> View:
         request=left,
         finished_prompt=start.prompt[done],
         finished_tokens=state.generated[done],
+        finished_capped=state.capped[done],
     )
+
+
+def _disturbs(plan: Plan, request: Ints, state: State) -> bool:
+    """Whether a plan opens an engine, or moves a request: if not, time alone brings the batch on."""
+    then = Fleet(state.fleet.profile, plan.engines, state.fleet.gpus).engines
+    before = state.fleet.engines
+    if not all(any(one.same_as(other) for other in before) for one in then):
+        return True
+    source = state.engine[request]
+    placed = np.flatnonzero((source >= 0) & (plan.engine_of >= 0) & (plan.engine_of != source))
+    return any(not then[plan.engine_of[i]].same_as(before[source[i]]) for i in placed)
 
 
 def _given_up(state: State) -> tuple[Plan, Ints]:

@@ -43,7 +43,8 @@ class Engine:
     Attributes:
         tp: tensor-parallel degree.
         max_running: requests that it decodes together at most; None for the profile's own limit.
-        gpus: the numbers of its GPUs; None for the next free ones in the order of the fleet.
+        gpus: the numbers of its GPUs, kept sorted: their order has no meaning; None for the next free ones in
+            the order of the fleet.
         speculation: speculative decoding, None for none.
         scheduling: how it chooses whom to admit and whom to preempt: ``"fcfs"``, first come first served, or
             ``"priority"``, the earlier in the plan's order the more important.
@@ -66,7 +67,7 @@ class Engine:
             gpus = ints("engine: gpus", self.gpus, self.tp, minimum=0).tolist()
             if len(set(gpus)) < len(gpus):
                 raise InputError(f"engine: gpus: expected different ones, got {gpus}")
-            assign(self, gpus=tuple(gpus))
+            assign(self, gpus=tuple(sorted(gpus)))
         if self.speculation is not None and not isinstance(self.speculation, Speculation):
             raise InputError("engine: speculation: expected a tailopt.engine.speculation.Speculation or None")
         if self.scheduling not in get_args(Scheduling):
@@ -174,6 +175,8 @@ class View:
         seed: for policies that draw; differs by batch, equal for all policies of a batch.
         request: the number of each request in the batch.
         finished_prompt, finished_tokens: group and output length of the requests that are done.
+        finished_capped: whether each of them was cut off, by a limit of the plan or by being given up: then
+            its own length is above ``finished_tokens`` (a censored length).
     """
 
     now_s: float
@@ -190,16 +193,19 @@ class View:
     request: Ints | None = None
     finished_prompt: Ints | None = None
     finished_tokens: Ints | None = None
+    finished_capped: Bools | None = None
 
     def __post_init__(self) -> None:
         n = len(self.prompt)
         given = np.arange(n) if self.request is None else self.request
         done, tokens = (() if part is None else part for part in (self.finished_prompt, self.finished_tokens))
+        capped = np.zeros(len(done)) if self.finished_capped is None else self.finished_capped
         assign(
             self,
             request=ints("view: request", given, n, minimum=0),
             finished_prompt=ints("view: finished_prompt", done, minimum=0),
             finished_tokens=ints("view: finished_tokens", tokens, len(done), minimum=0),
+            finished_capped=bools("view: finished_capped", capped, len(done)),
         )
         assign(
             self,
@@ -290,7 +296,8 @@ class ReviewPoint:
     ``"tokens"``
         a request that had generated fewer than ``value`` tokens has generated so many, and is not over;
     ``"idle"``
-        an engine is left with nothing to do, and nothing it might pull, while others have;
+        an engine is left with nothing to do, and nothing it might pull, while others have; one that the plan
+        gives nothing from the start has not been *left* so, and does not count;
     ``"time"``
         the clock reaches ``value`` seconds.
 
@@ -310,6 +317,8 @@ class ReviewPoint:
         value = float(floats("review point: value", [self.value], 1, minimum=least[self.when])[0])
         if self.when != "time" and value != int(value):
             raise InputError(f"review point: {self.when}: expected a whole number, got {value}")
+        if self.when != "time" and value >= 2**53:
+            raise InputError(f"review point: {self.when}: expected a number below 2**53, got {value:g}")
         assign(self, value=value)
 
 

@@ -345,7 +345,7 @@ def test_groups_are_pulled_whole(tmp_path: Path) -> None:
 
 
 def test_given_up(tmp_path: Path) -> None:
-    """A limit ends a response as asked for, a deadline does not."""
+    """Neither what a limit cuts off nor what a deadline does is whole."""
     limits = np.array([5, 50, 7, 9, 100, 20, 40, 45])
     trace = replace(BATCH, output_tokens=np.where(BATCH.output_tokens == 100, 400, BATCH.output_tokens))
     policy = queues(
@@ -354,7 +354,7 @@ def test_given_up(tmp_path: Path) -> None:
     with Fakes(more={"step_s": 0.01}) as engines:  # 50 tokens take half a second, 400 take four
         run, record = play(trace, policy, tmp_path, engines)
     check(run, trace, record, all_complete=False)
-    assert run.completed.tolist() == [True] * 4 + [False] + [True] * 3
+    assert run.completed.tolist() == [False] + [True] * 3 + [False] + [True] * 3
     assert run.output_tokens[0] == 5
     assert 0 < run.output_tokens[4] < 400
     assert abs(run.finish_s[4] - 2.0) < 0.2

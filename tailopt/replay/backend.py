@@ -372,6 +372,7 @@ class EngineBackend:
             running=ledger.running.copy(),
             generated=ledger.generated.copy(),
             finished=ledger.finished.copy(),
+            capped=ledger.capped,
         )
 
     # engines -----------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from tailopt.arrays import Bools
 from tailopt.plan import Engine, Fleet, Plan, ReviewPoint
 from tailopt.plan_file import plan_from_json
 from tailopt.replay.errors import ReplayError
@@ -84,6 +85,12 @@ class Ledger:
         self._since = np.full(n, np.nan)
         self._left: dict[int, tuple[int, float]] = {}
         self._moves: list[tuple[int, int, int, float, float, int, bool]] = []
+
+    @property
+    def capped(self) -> Bools:
+        """``[n]`` whether a request is finished with fewer tokens than it has."""
+        at_most = self.free & (self.generated >= self.trace.output_tokens)
+        return self.finished & (~self.completed | at_most)
 
     @property
     def all_finished(self) -> bool:
@@ -181,6 +188,8 @@ class Ledger:
                 self.first_token_s[request] = end_s
         for key in line["done"]:
             request = self._there(place, key)
+            length = int(self.trace.output_tokens[request])
+            cut = len(self.tokens[request]) == self.asked[request] < length
             if self.free:
                 self.asked[request] = len(self.tokens[request])
             if len(self.tokens[request]) != self.asked[request]:
@@ -190,7 +199,7 @@ class Ledger:
                 )
             self._leave(request, end_s)
             self._gone(place, key)
-            self._finish(request, end_s, completed=True)
+            self._finish(request, end_s, completed=not cut)
 
     def _abort(self, line: Line) -> None:
         place = self.places[line["engine"]]
@@ -205,7 +214,8 @@ class Ledger:
         self.left_then -= len(line["requests"])  # it is by a plan that they end so
         for request in line["requests"]:
             self._left.pop(request, None)
-            self._finish(request, line["t"], completed=line["completed"])
+            whole = bool(self.generated[request] >= self.trace.output_tokens[request])
+            self._finish(request, line["t"], completed=line["completed"] and whole)
 
     def _lost(self, line: Line) -> None:
         place = self.places[line["engine"]]
