@@ -74,6 +74,7 @@ class Comparison:
         seed: what the batches were drawn with.
         rows: one row per batch, policy and predictor, with the columns ``COLUMNS``.
         certificates: one row per batch: ``batch, lower_s, upper_s, gap, status, method, lower_any_s``.
+        degrees: rising tensor-parallel degrees of all engines that ever were, also after a switch.
         speculating: policies with engines that speculated.
         switching_free: policies that changed the fleet, though the profile has no cost of sleep and wake.
     """
@@ -86,6 +87,7 @@ class Comparison:
     seed: int
     rows: pl.DataFrame
     certificates: pl.DataFrame
+    degrees: tuple[int, ...]
     speculating: tuple[str, ...] = ()
     switching_free: tuple[str, ...] = ()
 
@@ -168,10 +170,11 @@ def compare(
         if progress is not None:
             progress(index + 1, len(drawn))
     found = pl.DataFrame(rows)
+    degrees = tuple(found["degrees"].explode().unique().sort())
     remarks = (_policies(found.filter(remark)) for remark in ("speculates", "switches_free"))
     return Comparison(
         trace, fleet, prompts, samples, atomic, seed,
-        found.select(COLUMNS), pl.DataFrame(certificates), *remarks,
+        found.select(COLUMNS), pl.DataFrame(certificates), degrees, *remarks,
     )  # fmt: skip
 
 
@@ -234,6 +237,7 @@ def _run(
             "idle_share": run.idle_share,
             "tokens_per_gpu_s": run.tokens_per_gpu_s,
             "preemptions": int(run.preemptions.sum()),
+            "degrees": [engine.tp for engine in (*fleet.engines, *run.engines)],
             "speculates": any(engine.speculation is not None for engine in run.engines),
             "switches_free": _switches_free(run),
         }

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from strategies import fleets, step_times
 
 from tailopt.cli import main
@@ -20,6 +22,7 @@ from tailopt.plan import DROPPED, Fleet, Plan, ReviewPoint, View
 from tailopt.policies import POLICIES, NamedPolicy, ignores_predictions
 from tailopt.policies.uniform import uniform
 from tailopt.report.machine import to_csv, to_json
+from tailopt.report.terminal import comparison_report
 from tailopt.simulate import simulate
 from tailopt.spec import Spec
 from tailopt.trace import Trace
@@ -308,3 +311,16 @@ def test_a_policy_is_asked_once_at_the_start() -> None:
 
     run([NamedPolicy(Spec("watch", watch))], [], batches=2)  # type: ignore[list-item]
     assert asked == [True, False, True, False]
+
+
+def test_the_reports_show_every_shape_that_was_used() -> None:
+    """The fleet is of TP1, but one policy switches to TP2."""
+    found = run(["dyn(n=3, shape='1xTP2')", "steal"], [], shape="2xTP1", batches=2)
+    assert found.degrees == (1, 2)
+    assert set(json.loads(to_json(found))["engine"]["step_time"]) == {"TP1", "TP2"}
+    console = Console(width=200, file=StringIO())
+    console.print(*comparison_report(found))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for tp in (1, 2):
+        assert f"TP{tp}: τ(n, K) = {found.fleet.profile.shape(tp).step_time}" in text
+    assert run(["steal"], [], shape="2xTP1", batches=2).degrees == (1,)

@@ -40,7 +40,7 @@ def to_json(comparison: Comparison) -> str:
             "engine_version": profile.engine_version,
             "sources": profile.sources,
             "licence": profile.licence,
-            "step_time": {f"TP{tp}": str(profile.shape(tp).step_time) for tp in _degrees(comparison)},
+            "step_time": {f"TP{tp}": str(profile.shape(tp).step_time) for tp in comparison.degrees},
         },
         "fleet": {"shape": str(fleet), "gpus": fleet.gpus},
         "summary": comparison.summary.to_dicts(),
@@ -53,7 +53,3 @@ def to_json(comparison: Comparison) -> str:
 def to_csv(comparison: Comparison) -> str:
     """The tidy rows as CSV, one per batch, policy and predictor."""
     return comparison.rows.write_csv()
-
-
-def _degrees(comparison: Comparison) -> list[int]:
-    return sorted({engine.tp for engine in comparison.fleet.engines})

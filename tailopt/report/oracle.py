@@ -282,7 +282,8 @@ def _facts(answer: Answer, checked: str | None, notes: Sequence[str]) -> list[tu
             f"{profile.engine} {profile.engine_version}; {problem.fleet} on {problem.fleet.gpus} GPUs",
         )
     )
-    for tp in sorted({engine.tp for engine in problem.fleet.engines}):
+    engines = [*problem.fleet.engines, *(() if answer.switch is None else answer.switch.run.engines)]
+    for tp in sorted({engine.tp for engine in engines}):
         lines.append(("", f"TP{tp}: τ(n, K) = {profile.shape(tp).step_time}"))
     return [*lines, ("", MIXED.format(model=profile.model)), ("Version", f"tailopt {__version__}")]
 

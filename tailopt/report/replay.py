@@ -50,7 +50,9 @@ def replay_report(
             *who, f"{gap.simulated_s:.2f}", f"{gap.mean_s:.2f}{noise}", f"{gap.error:+.1%}", optimum
         )
         parts.add_row(*who, *(f"{seconds:+.2f}" for seconds in gap.parts().values()))
-    shapes = {tp: fleet.profile.shape(tp) for tp in sorted({engine.tp for engine in fleet.engines})}
+    runs = [run for outcome in outcomes for run in (outcome.simulated, *outcome.measured)]
+    engines = [*fleet.engines, *(engine for run in runs for engine in run.engines)]
+    shapes = {tp: fleet.profile.shape(tp) for tp in sorted({engine.tp for engine in engines})}
     lines = [
         *((f"TP{tp}", f"{shape.step_time}; {shape.fit}") for tp, shape in shapes.items()),
         *notes,

@@ -124,7 +124,7 @@ def _facts(comparison: Comparison, notes: Sequence[str]) -> list[tuple[str, str]
             f"{profile.engine} {profile.engine_version}; {fleet} on {fleet.gpus} GPUs",
         )
     )
-    for tp in sorted({engine.tp for engine in fleet.engines}):
+    for tp in comparison.degrees:
         shape = profile.shape(tp)
         lines.append(("", f"TP{tp}: τ(n, K) = {shape.step_time}"))
         if shape.fit:
