@@ -50,8 +50,10 @@ class Moves:
     """Running requests that went to another engine, in the order of time.
 
     Attributes:
-        request, source, target: ``[k]`` who, from which engine, to which; -1 if it was given up before.
-        start_s, end_s: ``[k]`` when it left, and when it could be admitted at the target.
+        request, source: ``[k]`` who, from which engine.
+        target: ``[k]`` to which; -1 if it did not run there next: it was given up, or sent elsewhere, before.
+        start_s, end_s: ``[k]`` when it left, and when it could be admitted at the target; of KV cache in
+            transfer when its request was given up or sent elsewhere: when that was.
         tokens: ``[k]`` tokens of prompt and output that it had.
         migrated: ``[k]`` True if its KV cache was sent, False if the target computed it anew.
     """
@@ -113,14 +115,16 @@ class Run:
             it was given up before it ran.
         start_s: ``[n]`` when it was first admitted; NaN if it was given up before.
         first_token_s: ``[n]`` when its first token was there; NaN likewise.
-        finish_s: ``[n]`` when its last token was there, or it was given up.
+        finish_s: ``[n]`` when its last token was there, or it was given up; its arrival, if it was given up
+            before that.
         output_tokens: ``[n]`` tokens generated.
         preemptions: ``[n]`` how often it lost its KV cache and had to queue again.
         log: the engines' concurrency over time.
         stays: when each request ran where.
         engines: all engines that ever were, those of the first plan first.
         spans: when each of them was there.
-        completed: ``[n]`` whether it got all its tokens; False if it was given up.
+        completed: ``[n]`` whether it got all its tokens; False if it was given up, or cut short by
+            ``max_tokens``.
         moves: running requests that changed engines.
         reviews: when the policy was asked again, and what it answered.
     """

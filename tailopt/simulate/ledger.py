@@ -15,11 +15,16 @@ The reference and the kernel decide what happens *within* a plan, each in its ow
    .. math:: \text{latency} + (t - 1) \cdot \text{bytes per token} / \text{link rate}
 
    seconds; out of one engine one after another, in the order of the plan. It is sent if the plan says so, or
-   if it says ``cheaper`` and that is less than :math:`(t - 1) / \text{prefill rate of the target}`; but only
-   of requests past their prefill, to an engine that the plan names, over a link that the profile knows.
+   if it says ``cheaper`` and that, with the wait for the transfers before it, is less than
+   :math:`(t - 1) / \text{prefill rate of the target}`; but only of requests past their prefill, over a link
+   that the profile knows, and to an engine that the plan names and that is awake when the request leaves:
+   one that has yet to wake has no memory to send to, and computes the tokens anew whatever the plan says.
    It gives its request a place in the target's cache at its admission, is lost when it is preempted there
-   later, and when a review sends the request elsewhere before.
-5. **An engine closes** when it has ended its step and sent its last KV cache. A new one opens at the latest
+   later, and when a review sends the request elsewhere, or gives it up, before. A transfer under way then
+   ends at t*, and its link is free for others; those behind it keep their times. A simplification: the
+   source's blocks are free as soon as the request leaves, not when its transfer has ended.
+5. **An engine closes** when it has ended its step and sent its last KV cache; earlier, if a later review ends
+   its transfers, but what was to open after it keeps its time. A new one opens at the latest
    of t* and, for each closed engine that held one of its GPUs, the end of that one's sleep, plus its own
    wake.
 6. **Queues** are made anew: own ones by the time from which each request can be admitted, then in the plan's
@@ -38,9 +43,9 @@ from tailopt.drive import State
 from tailopt.engine.speculation import Decoding
 from tailopt.errors import InputError
 from tailopt.plan import DROPPED, SHARED_QUEUE, Engine, Fleet, Plan, ReviewPoint
-from tailopt.run import Moves, Review, Run, Spans
+from tailopt.run import Moves, Review, Run, Spans, Stays
 from tailopt.simulate.batch import shared_tokens, units
-from tailopt.simulate.instants import by, later, made_equal
+from tailopt.simulate.instants import SLACK, by, later, made_equal
 from tailopt.simulate.line_table import decoding_of
 from tailopt.trace import Trace
 
@@ -147,12 +152,12 @@ class Ledger:
         self.place = np.full(n, SHARED_QUEUE)
         sizes = [shape.block_tokens for shape in fleet.profile.shapes.values()]
         self.shared_tokens = shared_tokens(trace, max(sizes))
-        self.completed = np.ones(n, dtype=np.bool_)
         self._now_s = 0.0
         self._left = n
         self._freed_s = np.zeros(n)  # when it was last taken off an engine
         self._wake_s: list[float] = []
         self._close_s: list[float] = []
+        self._stop_s: list[float] = []  # the end of its last step, of a closed engine
         self._drain_s: list[float] = []
         self._link_free_s: list[float] = []
         self._moves: list[list[Any]] = []
@@ -264,7 +269,7 @@ class Ledger:
                 drain_s=np.array(self._drain_s),
                 sleep_s=np.where(open_to_the_end, 0.0, slept),
             ),
-            completed=self.completed,
+            completed=columns["output_tokens"] == self.trace.output_tokens,
             moves=_with_targets(
                 Moves(*(np.array(column, dtype=kind) for column, kind in zip(moves, kinds, strict=True))),
                 columns["stays"],
@@ -305,9 +310,8 @@ class Ledger:
         self.limit[request] = limit
         self.position[request] = position
         self.place[request] = to
-        self.completed[request[to == DROPPED]] = False
-        waits, moves = ~running & ~over, running & ~stays & ~over
-        self._withdraw(request[waits], to[waits])
+        moves = running & ~stays & ~over
+        self._withdraw(request[~running], np.where(over, DROPPED, to)[~running])
         clock_s = np.where(
             running,
             np.append(np.maximum(seen.clock_s, now_s), now_s)[source],
@@ -332,7 +336,7 @@ class Ledger:
         return Orders(
             leaving=request[running & ~stays],
             over=request[over],
-            over_s=clock_s[over],
+            over_s=np.maximum(clock_s, self.trace.arrival_s[request])[over],
             opened=opened,
             queue=self._own_queues(request[by_time], to[by_time]),
             unit_member=member,
@@ -401,11 +405,23 @@ class Ledger:
         known = self.kv_sent_to[request] == to
         since_s = np.maximum(self.trace.arrival_s[request], self._freed_s[request])
         since_s = np.where(known, self.available_s[request], since_s)
+        sources = set()
         for i in request[~known & (self.kv_sent_to[request] != NOWHERE)]:
             move = next(move for move in reversed(self._moves) if move[0] == i)
             move[4] = max(move[3], min(move[4], self._now_s))
+            sources.add(move[1])
+        for e in sources:
+            self._free_link(e)
         self.kv_sent_to[request[~known]] = NOWHERE
         self.available_s[request] = np.maximum(since_s, self._now_s)
+
+    def _free_link(self, e: int) -> None:
+        """Some of the transfers out of engine e have ended early."""
+        self._link_free_s[e] = max(move[4] for move in self._moves if move[1] == e and move[6])
+        if not np.isnan(self._close_s[e]):
+            closed_s = max(self._stop_s[e], self._link_free_s[e])
+            self._drain_s[e] -= self._close_s[e] - closed_s
+            self._close_s[e] = closed_s
 
     def _move(
         self, i: int, source: int, to: int, generated: int, seen: Snapshot, plan: Plan, clock_s: float
@@ -413,21 +429,23 @@ class Ledger:
         """Take request i off ``source``, and send its KV cache if that is the way."""
         profile, tokens = self.profile, int(self.trace.context_tokens[i]) + generated
         rate = profile.link_bytes_per_s
+        awake = 0 <= to < len(self.open_s) and by(self.open_s[to], clock_s)
         migrated = False
-        if to != SHARED_QUEUE and plan.move != "recompute" and seen.computed[i] == tokens - 1:
+        if awake and rate is not None and plan.move != "recompute" and seen.computed[i] == tokens - 1:
             target = profile.shape(self.engines[to].tp)
-            sending_s = profile.link_latency_s + (tokens - 1) * profile.kv_bytes_per_token / (rate or np.inf)
-            computing_s = (tokens - 1) / target.prefill_tokens_per_s
-            migrated = rate is not None and (plan.move == "migrate" or sending_s < computing_s)
+            sending_s = profile.link_latency_s + (tokens - 1) * profile.kv_bytes_per_token / rate
+            sent_s = max(self._link_free_s[source], clock_s) + sending_s
+            computed_s = clock_s + (tokens - 1) / target.prefill_tokens_per_s
+            migrated = plan.move == "migrate" or later(computed_s, sent_s)
         if migrated:
-            self._link_free_s[source] = max(self._link_free_s[source], clock_s) + sending_s
-            self.available_s[i] = self._link_free_s[source]
+            self.available_s[i] = self._link_free_s[source] = sent_s
             self.kv_sent_to[i] = to
         self._moves.append([i, source, to, clock_s, self.available_s[i], tokens, migrated])
 
     def _close(self, closed: list[int], clock_s: Floats) -> None:
         for e in closed:
-            self._close_s[e] = max(float(clock_s[e]), self._link_free_s[e], self._now_s)
+            self._stop_s[e] = max(float(clock_s[e]), self._now_s)
+            self._close_s[e] = max(self._stop_s[e], self._link_free_s[e])
             self._drain_s[e] = self._close_s[e] - self._now_s
 
     def _open(self, opened: range, *, first: bool) -> None:
@@ -441,6 +459,7 @@ class Ledger:
             self._wake_s.append(0.0 if first else self.profile.shape(engine.tp).wake_s)
             self.open_s.append(max([self._now_s, *free_s]) + self._wake_s[e])
             self._close_s.append(np.nan)
+            self._stop_s.append(np.nan)
             self._drain_s.append(0.0)
             self._link_free_s.append(0.0)
 
@@ -463,13 +482,25 @@ class Ledger:
         return [value for value in ahead if later(value, self._now_s)] + deadline
 
 
-def _with_targets(moves: Moves, stays: Any) -> Moves:
-    """Moves into the shared queue went to the engine that pulled them, -1 if none did."""
-    target = moves.target.copy()
-    for k in np.flatnonzero(target == SHARED_QUEUE):
-        after = (stays.request == moves.request[k]) & (stays.start_s >= moves.start_s[k])
-        if after.any():
-            target[k] = stays.engine[after][np.argmin(stays.start_s[after])]
+def _with_targets(moves: Moves, stays: Stays) -> Moves:
+    """Moves in the order of time; their targets are where they went, -1 if they did not run there next."""
+    n, at = len(stays.request), np.argsort(made_equal(moves.start_s), kind="stable")
+    request, start_s = moves.request[at], moves.start_s[at]
+    # a request's stays by their ends, and its moves between them: next comes the stay that a move led to
+    who, when_s = np.append(stays.request, request), np.append(stays.end_s, start_s * SLACK)
+    order = np.lexsort((np.arange(len(who)) >= n, when_s, who))
+    ahead = np.where(order < n, np.arange(len(order)), len(order))
+    ahead = np.append(np.minimum.accumulate(ahead[::-1])[::-1], len(order))
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    stay = np.append(order, NOWHERE)[ahead[place[n:]]]
+    ran_on = np.where(
+        (stay >= 0) & (np.append(stays.request, NOWHERE)[stay] == request),
+        np.append(stays.engine, NOWHERE)[stay],
+        NOWHERE,
+    )
+    sent_to = moves.target[at]
+    target = np.where((sent_to == SHARED_QUEUE) | (sent_to == ran_on), ran_on, NOWHERE)
     return Moves(
-        moves.request, moves.source, target, moves.start_s, moves.end_s, moves.tokens, moves.migrated
+        request, moves.source[at], target, start_s, moves.end_s[at], moves.tokens[at], moves.migrated[at]
     )
