@@ -89,34 +89,34 @@ def any_problem(draw: st.DrawFn) -> Problem:
     return Problem(trace, draw(fleets(trace, step_times(), most_engines=2)), draw(st.booleans()))
 
 
-@settings(max_examples=10 * EXAMPLES)
+@settings(max_examples=2 * EXAMPLES)
 @given(tiny(6), shapes_that_fit(affine_times()))
 def test_requests_on_affine_shapes(trace: Trace, fleet: Fleet) -> None:
     hold(Problem(trace, fleet), QUICK, orders=False, exact=EXACT)
 
 
-@settings(max_examples=10 * EXAMPLES)
+@settings(max_examples=2 * EXAMPLES)
 @given(tiny(4, 3), shapes_that_fit(concave_step_times()), st.booleans())
 def test_requests_and_groups_on_concave_shapes(trace: Trace, fleet: Fleet, atomic: bool) -> None:
     assume(atomic or trace.n_requests <= 7)
     hold(Problem(trace, fleet, atomic), QUICK, orders=False, exact=EXACT)
 
 
-@settings(max_examples=5 * EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(any_problem())
 def test_anything_with_limits_and_orders(problem: Problem) -> None:
     hold(problem, QUICK, orders=True)
 
 
 @needs_ortools
-@settings(max_examples=EXAMPLES // 2)
+@settings(max_examples=EXAMPLES // 5)
 @given(tiny(6), shapes_that_fit(affine_times()))
 def test_solvers_on_affine_shapes(trace: Trace, fleet: Fleet) -> None:
     hold(Problem(trace, fleet), WITH_ORTOOLS, orders=False, exact=EXACT)
 
 
 @needs_ortools
-@settings(max_examples=EXAMPLES // 2)
+@settings(max_examples=EXAMPLES // 5)
 @given(tiny(4, 3), shapes_that_fit(concave_step_times()), st.booleans())
 def test_solvers_on_concave_shapes(trace: Trace, fleet: Fleet, atomic: bool) -> None:
     assume(atomic or trace.n_requests <= 7)
@@ -124,7 +124,7 @@ def test_solvers_on_concave_shapes(trace: Trace, fleet: Fleet, atomic: bool) -> 
 
 
 @needs_ortools
-@settings(max_examples=EXAMPLES // 2)
+@settings(max_examples=EXAMPLES // 5)
 @given(any_problem())
 def test_solvers_with_limits_and_orders(problem: Problem) -> None:
     hold(problem, WITH_ORTOOLS, orders=True)

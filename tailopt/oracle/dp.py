@@ -130,8 +130,8 @@ def _seconds(
     fits = (chosen.sum(axis=1) <= kind.max_running) & (
         chosen @ (trace.context_tokens + trace.output_tokens) <= kind.shape.kv_capacity_tokens
     )
-    engine = problem.fleet.engines[kind.engines[0]]
-    alone = Fleet(problem.fleet.profile, (replace(engine, gpus=None),), engine.tp)
+    engine = replace(problem.fleet.engines[kind.engines[0]], gpus=None)
+    alone = Fleet(problem.fleet.profile, (engine,), engine.tp)
     longest_first = np.argsort(-trace.output_tokens, kind="stable")
     for s in np.flatnonzero(~fits & (least <= within_s)):
         if time.perf_counter() > deadline:
