@@ -13,14 +13,16 @@ from tailopt.plan import Engine, Fleet, Plan, ReviewPoint
 class EngineLog:
     """What one fleet's engines did, event by event; engine by engine and, within one, in time order.
 
-    Between two events of an engine the same requests run, each gaining a token a step.
+    Between two events of an engine the same requests run, each gaining a token a step, or more if it drafts.
+    ``simulate`` logs the steps in which something happens, ``simulate_reference`` all.
 
     Attributes:
         engine: ``[k]`` which engine.
         step: ``[k]`` how many steps it has taken.
         time_s: ``[k]`` when.
         running: ``[k]`` requests running in the next step.
-        kv_tokens: ``[k]`` tokens of KV cache in use in the next step, in whole blocks.
+        kv_tokens: ``[k]`` tokens of KV cache in use in the next step, in whole blocks; it grows with the
+            tokens gained, block by block, until the next event, so the peak is not in the log of events.
     """
 
     engine: Ints

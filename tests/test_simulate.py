@@ -172,6 +172,28 @@ def test_conservation(data: st.DataObject) -> None:
 
 
 @given(st.data())
+def test_cache_never_holds_more_than_it_can(data: st.DataObject) -> None:
+    """In every step, by the definition's log; the kernel's says from where on, and a token a step bounds it."""
+    trace = data.draw(traces())
+    fleet = data.draw(fleets(trace, exact_step_times()))
+    plan = data.draw(plans(trace, fleet))
+    all_steps, events = simulate_reference(trace, fleet, plan).log, simulate(trace, fleet, plan).log
+    for e in range(len(fleet.engines)):
+        shape, mine = fleet.shape_of(e), (all_steps.engine == e) & (all_steps.running > 0)
+        size = shape.block_tokens
+        step, kv = all_steps.step[mine], all_steps.kv_tokens[mine]
+        np.testing.assert_array_equal(step, np.arange(len(step)))
+        assert (kv % size == 0).all()
+        assert (kv <= shape.kv_capacity_tokens // size * size).all()
+        mine = (events.engine == e) & (events.running > 0)
+        first, running, begins_with = events.step[mine], events.running[mine], events.kv_tokens[mine]
+        last = np.append(first[1:], len(step)) - 1
+        np.testing.assert_array_equal(kv[first], begins_with)
+        assert (kv[last] - begins_with >= running * ((last - first) // size) * size).all()
+        assert (kv[last] - begins_with <= running * -(-(last - first) // size) * size).all()
+
+
+@given(st.data())
 def test_relabelling_engines_changes_nothing(data: st.DataObject) -> None:
     trace = data.draw(traces())
     fleet = data.draw(fleets(trace, step_times()))

@@ -18,7 +18,8 @@ the host takes for a step without such requests.
 that gain tokens, each that decodes gains :math:`\lfloor c + g(n) \rfloor - \lfloor c \rfloor` tokens, g(n)
 being the expected number and c growing by it; but never more than it lacks. One that ends its prefill, be it
 anew, gains one. So in the long run every request gains what is expected, and nothing is drawn. The context
-of the drafts is part of :math:`\tau`. Without speculation g = 1.
+of the drafts is part of :math:`\tau`. Without speculation g = 1. A simplification: :math:`\tau` of n requests
+is that of n which draft, although those that end their prefill have no drafts to verify.
 
 **Arrivals.** An engine takes notice of a request in the first step that begins at its arrival or later; an
 engine with nothing to do waits for the next arrival.
