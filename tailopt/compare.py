@@ -256,17 +256,17 @@ def check_work(run: Run, trace: Trace, batch: int, policy: str, predictor: str =
     >>> check_work(simulate_policy(trace, lambda _: plan, View.at_start(trace, fleet)), trace, 0, "short")
     Traceback (most recent call last):
     ...
-    tailopt.errors.InputError: policy short, batch 0: 1 of 2 requests did not get all their tokens, 25 of 39 \
-were not generated; expected the whole batch, as of every policy that is compared
+    tailopt.errors.InputError: policy short, batch 0: 1 of 2 requests did not get all their tokens: 25 of 39 \
+tokens were not generated; expected the whole batch, as of every policy that is compared
     """
     who = f"policy {policy}{'' if predictor == NO_PREDICTOR else f' under {predictor}'}, batch {batch}"
     less = run.output_tokens != trace.output_tokens
     if less.any():
         missing = int((trace.output_tokens - run.output_tokens).sum())
         raise InputError(
-            f"{who}: {np.count_nonzero(less)} of {trace.n_requests} requests did not get all their tokens, "
-            f"{missing} of {trace.total_output_tokens} were not generated; expected the whole batch, as of "
-            "every policy that is compared"
+            f"{who}: {np.count_nonzero(less)} of {trace.n_requests} requests did not get all their tokens: "
+            f"{missing} of {trace.total_output_tokens} tokens were not generated; expected the whole batch, "
+            "as of every policy that is compared"
         )
     if not run.makespan_s > 0:
         raise InputError(f"{who}: took {run.makespan_s} s, expected a time above zero")

@@ -275,7 +275,7 @@ def test_how_much_was_not_generated() -> None:
     fleet = Fleet.of(load_engine("h100-llama-3.1-8b"), "1xTP1")
     plan = Plan(fleet.engines, [0] * 4, range(4), max_tokens=[5, 6, 99, 1])
     with pytest.raises(
-        InputError, match=r"policy p under truth, batch 3: 2 of 4 requests .* 11 of 32 were not"
+        InputError, match=r"policy p under truth, batch 3: 2 of 4 requests .* 11 of 32 tokens were not"
     ):
         check_work(simulate(trace, fleet, plan), trace, 3, "p", "truth")
     whole = simulate(trace, fleet, replace(plan, max_tokens=[5, 7, 9, 11]))
