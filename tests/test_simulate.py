@@ -173,7 +173,7 @@ def test_conservation(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_cache_never_holds_more_than_it_can(data: st.DataObject) -> None:
-    """In every step, by the definition's log; the kernel's says from where on, and a token a step bounds it."""
+    """In every step, by the definition's log; the kernel's says from where it grows, a token a step."""
     trace = data.draw(traces())
     fleet = data.draw(fleets(trace, exact_step_times()))
     plan = data.draw(plans(trace, fleet))
@@ -187,7 +187,7 @@ def test_cache_never_holds_more_than_it_can(data: st.DataObject) -> None:
         assert (kv <= shape.kv_capacity_tokens // size * size).all()
         mine = (events.engine == e) & (events.running > 0)
         first, running, begins_with = events.step[mine], events.running[mine], events.kv_tokens[mine]
-        last = np.append(first[1:], len(step)) - 1
+        last = np.append(first, len(step))[1:] - 1
         np.testing.assert_array_equal(kv[first], begins_with)
         assert (kv[last] - begins_with >= running * ((last - first) // size) * size).all()
         assert (kv[last] - begins_with <= running * -(-(last - first) // size) * size).all()
