@@ -69,6 +69,7 @@ def states(draw: st.DrawFn) -> View:
         running=running, request=left,
         predicted_tokens=np.maximum(trace.output_tokens[left] * draw(st.floats(0.1, 3)), generated + 1),
         finished_prompt=start.prompt[done], finished_tokens=trace.output_tokens[done],
+        finished_capped=np.zeros(len(done), np.bool_),
     )  # fmt: skip
 
 
