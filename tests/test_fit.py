@@ -84,7 +84,7 @@ def test_each_kind_is_found_again(kind: str, data: st.DataObject, seed: int) -> 
     for most, context in ((60, 100), (60, 300), (12, 1000)):
         n = np.arange(1, most + 1)
         off = np.abs(fit.step_time(n, n * context) / tau(n, n * context) - 1)
-        assert off.mean() < 0.02
+        assert off.mean() < 0.03  # what the noise leaves
         assert np.sort(off)[-4] < 0.05  # where exactly a table steps may be off by a request or two
     assert fit.prefill_tokens_per_s == pytest.approx(PREFILL, rel=0.1)
     assert fit.best.form.idle_s == pytest.approx(ALONE_S, rel=1.5)

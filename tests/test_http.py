@@ -175,7 +175,7 @@ def test_any_policy_conserves_tokens(seed: int, dev: bool, tmp_path_factory: pyt
     left = [3]
 
     def whims(view: View) -> Plan:
-        n, start = view.n_requests, view.now_s == 0
+        n = view.n_requests
         left[0] -= 1
         points = [
             ReviewPoint("unfinished", int(rng.integers(1, 8))),
@@ -188,7 +188,6 @@ def test_any_policy_conserves_tokens(seed: int, dev: bool, tmp_path_factory: pyt
             rng.integers(SHARED_QUEUE, 2, size=n),
             rng.permutation(n),
             review=tuple(points[i] for i in rng.integers(4, size=2)) if left[0] > 0 else (),
-            max_tokens=rng.integers(1, 41, size=n) if not start and rng.random() < 0.4 else None,
         )
 
     with fakes(dev=dev) as servers:

@@ -58,8 +58,8 @@ def admit(problem: Problem, engine: int, requests: Ints, *, deadline_s: float = 
     >>> fleet = Fleet.of(load_engine("a100-llama-13b"), "1xTP1")
     >>> problem = Problem(Trace.of([[9_000 + 50 * k for k in range(40)]]), fleet)
     >>> found = admit(problem, 0, np.arange(40))
-    >>> found.order[0], found.seconds < timed(problem, 0, found.order, None)[0]
-    (np.int64(39), True)
+    >>> found.seconds <= timed(problem, 0, found.order, None)[0]
+    True
     """
     output = problem.trace.output_tokens[requests]
     order = requests[np.argsort(-output, kind="stable")]

@@ -300,16 +300,17 @@ def act(
     unit = counters[UNITS_PULLED]
     if engine.hungry and unit < len(unit_start) - 1:
         first, behind = unit_start[unit], unit_start[unit + 1]
-        engine.hungry = has_room(engine, requests[unit_member[first]])
-        if engine.hungry:
-            if unit_s[unit] <= now_s:
-                if counters[RUNS_LENGTH] + 2 * (behind - first) > len(runs):
-                    return RUNS_FULL
-                for place in range(first, behind):
-                    enqueue(requests, runs, engine, chains, counters, unit_member[place], e)
-                counters[UNITS_PULLED] += 1
-                return DONE
+        if unit_s[unit] > now_s:
             until_s = unit_s[unit]
+        elif has_room(engine, requests[unit_member[first]]):
+            if counters[RUNS_LENGTH] + 2 * (behind - first) > len(runs):
+                return RUNS_FULL
+            for place in range(first, behind):
+                enqueue(requests, runs, engine, chains, counters, unit_member[place], e)
+            counters[UNITS_PULLED] += 1
+            return DONE
+        else:
+            engine.hungry = False
     if engine.next_own < engine.end_own:
         until_s = min(until_s, requests[own[engine.next_own]].available_s)
     if engine.running + engine.waiting == 0:

@@ -25,9 +25,9 @@ is that of n which draft, although those that end their prefill have no drafts t
 engine with nothing to do waits for the next arrival.
 
 **Shared queue.** When a plan takes effect, and from each finish of one of its requests on, an engine may pull
-the first unit in line (a request, or a whole group if the plan is atomic), until it has no room: a unit needs
-a place within ``max_running``, counting those that run and wait there, and free blocks for the tokens of its
-first request and of all that wait.
+the first unit in line (a request, or a whole group if the plan is atomic), until one is there for which it
+has no room: a unit needs a place within ``max_running``, counting those that run and wait there, and free
+blocks for the tokens of its first request and of all that wait.
 
 **Order.** Steps end before others begin at the same instant. Of several engines that act at the same
 instant, the one with the fewest requests goes first (then the lower number), one unit at a time. Times that
@@ -267,16 +267,18 @@ class ReferenceBackend:
         available_s = self.ledger.available_s
         while engine.arriving and by(available_s[engine.arriving[0]], engine.time_s):
             self._submit(engine, engine.arriving.popleft())
-        shared_s = np.inf  # when a unit arrives for which this engine has room
+        shared_s = np.inf  # when a unit arrives that this engine may pull
         if self.units and engine.hungry:
             members, arrived = self.units[0]
-            engine.hungry = self._has_room(engine, members[0])
-            if engine.hungry and by(arrived, engine.time_s):
+            if not by(arrived, engine.time_s):
+                shared_s = arrived
+            elif self._has_room(engine, members[0]):
                 self.units.popleft()
                 for i in members:
                     self._submit(engine, i)
                 return
-            shared_s = arrived if engine.hungry else np.inf
+            else:
+                engine.hungry = False
         if engine.scheduler.unfinished:
             self._begin_step(engine)
             return
