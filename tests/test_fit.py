@@ -87,7 +87,7 @@ def test_each_kind_is_found_again(kind: str, data: st.DataObject, seed: int) -> 
         assert off.mean() < 0.03  # what the noise leaves
         assert np.sort(off)[-4] < 0.05  # where exactly a table steps may be off by a request or two
     assert fit.prefill_tokens_per_s == pytest.approx(PREFILL, rel=0.1)
-    # only five steps of prefill alone, of up to 20 ms, and one of them may be late: see the tests without noise
+    # five steps of prefill alone, of up to 20 ms, one of them perhaps late: without noise see below
     assert fit.best.form.idle_s == pytest.approx(ALONE_S, abs=10e-3)
 
 
