@@ -168,14 +168,23 @@ def test_what_the_server_is_asked_for(tmp_path: Path) -> None:
     assert len({body["request_id"] for body in bodies}) == len(bodies)
 
 
+LATE_TOKENS = pytest.mark.xfail(
+    reason="on a busy machine a server was seen to give a token more than a limit lowered at a review",
+    strict=False,
+)
+
+
+@pytest.mark.parametrize("lowered", [False, pytest.param(True, marks=LATE_TOKENS)])
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**32), dev=st.booleans())
-def test_any_policy_conserves_tokens(seed: int, dev: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_policy_conserves_tokens(
+    lowered: bool, seed: int, dev: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     rng = np.random.default_rng(seed)
     left = [3]
 
     def whims(view: View) -> Plan:
-        n = view.n_requests
+        n, later = view.n_requests, view.now_s > 0
         left[0] -= 1
         points = [
             ReviewPoint("unfinished", int(rng.integers(1, 8))),
@@ -188,6 +197,7 @@ def test_any_policy_conserves_tokens(seed: int, dev: bool, tmp_path_factory: pyt
             rng.integers(SHARED_QUEUE, 2, size=n),
             rng.permutation(n),
             review=tuple(points[i] for i in rng.integers(4, size=2)) if left[0] > 0 else (),
+            max_tokens=rng.integers(1, 41, size=n) if lowered and later and rng.random() < 0.4 else None,
         )
 
     with fakes(dev=dev) as servers:
