@@ -45,6 +45,9 @@ LIVES = 3
 BREATH_S = 0.002
 """After something was heard, wait so long for more, rather than spend a core on waking up for each step."""
 
+LONG_BREATH_S = 0.05
+"""The same, where nothing depends on what is heard: the driver takes time from an engine that it measures."""
+
 REPORT_S = 0.25
 """Between two reports of progress."""
 
@@ -582,13 +585,17 @@ class EngineBackend:
         now_s = self._now_s()
         return max(min([one for one in due if one > now_s], default=REPORT_S) - now_s, 0.0)
 
+    def _decides(self) -> bool:
+        """Whether something is to be done as soon as the engines have come to a certain point."""
+        return bool(self._watches) or any(seat.state != "open" or seat.queue for seat in self._live())
+
     def _wait(self, timeout_s: float) -> None:
         """Hear what the engines have to say, in the order in which it happened."""
         seats = {id(seat.link): seat for seat in self._seats if seat.link is not None}
         links = [seat.link for seat in seats.values() if seat.link is not None]
         ready = wait_for_any(links, timeout_s)
         if ready and not self._shared and not self._standing:
-            time.sleep(BREATH_S)
+            time.sleep(min(BREATH_S if self._decides() else LONG_BREATH_S, timeout_s))
             ready = wait_for_any(links, 0.0)
         events = [(seats[id(link)], event) for link in ready for event in link.read()]
         for seat, event in sorted(events, key=lambda one: _happened_s(one[1])):

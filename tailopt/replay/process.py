@@ -82,10 +82,12 @@ class WorkerProcess:
                 self._over = True
                 break
         *lines, self._rest = self._rest.split(b"\n")
+        events: list[Message] = []
         try:
-            events: list[Message] = [json.loads(line) for line in lines]
+            for line in lines:
+                events.append(json.loads(line))
         except ValueError:
-            events, self._over = [], True  # it makes no sense: as good as dead
+            self._over = True  # from here on it makes no sense: as good as dead
         return [*events, {"event": "died", "t": time.monotonic()}] if self._over else events
 
     def kill(self) -> None:
@@ -119,3 +121,23 @@ def wait_for_any(links: Sequence[Link], timeout_s: float | None) -> list[Link]:
         for link in links:
             selector.register(link.fileno(), selectors.EVENT_READ, link)
         return [key.data for key, _ in selector.select(timeout_s)]
+
+
+def wait_for_event(link: Link, what: str, patience_s: float) -> None:
+    """Let an engine work until it reports ``what``; events before that are dropped.
+
+    Raises:
+        ReplayError: if it dies, or says nothing of the kind for so long.
+    """
+    end_s = time.monotonic() + patience_s
+    while (left_s := end_s - time.monotonic()) > 0:
+        if not wait_for_any([link], left_s):
+            continue
+        events = [event["event"] for event in link.read()]
+        if what in events:
+            return
+        if "died" in events:
+            link.kill()
+            raise ReplayError(f"an engine died ({link.complaint()})")
+    link.kill()
+    raise ReplayError(f"an engine: not {what} after {patience_s:.0f} s")

@@ -25,8 +25,9 @@ from tailopt.engine.profile import EngineProfile, ShapeProfile
 from tailopt.engine.step_time import Affine
 from tailopt.errors import InputError
 from tailopt.plan import Engine
+from tailopt.replay.backend import START_S
 from tailopt.replay.errors import ReplayError
-from tailopt.replay.process import Link, WorkerProcess
+from tailopt.replay.process import Link, WorkerProcess, wait_for_event
 from tailopt.replay.tiny_model import KV_BYTES_PER_TOKEN, tiny_model
 
 PYTHON = "TAILOPT_VLLM_PYTHON"
@@ -199,11 +200,18 @@ class VllmEngines:
         return [self.python, "-P", str(WORKER), json.dumps(self.configuration(engine))]
 
     def warm(self, engines: Iterable[Engine]) -> None:
-        """Start engines ahead of time, and keep such ones asleep whenever a switch closes them."""
+        """Start engines, and keep such ones asleep whenever a switch closes them.
+
+        Returns when they sleep: an engine that starts would slow down whatever is measured meanwhile.
+
+        Raises:
+            ReplayError: an engine dies, or does not get there.
+        """
         for engine in engines:
             link = self.take(engine)
             self._kept.add(_kind(engine))
             link.send({"do": "sleep"})
+            wait_for_event(link, "asleep", START_S)
             self.give_back(engine, link)
 
     def keeps(self, engine: Engine) -> bool:
