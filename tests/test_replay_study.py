@@ -18,10 +18,10 @@ from tailopt.engine.step_time import Affine
 from tailopt.errors import InputError
 from tailopt.plan import Fleet, Plan, ReviewPoint
 from tailopt.replay import vllm
-from tailopt.replay.gap import PARTS, Gap, repriced_s
+from tailopt.replay.gap import PARTS, Gap, profiled_s, repriced_s
 from tailopt.replay.recorder import read_record
 from tailopt.replay.scale import scaled_down
-from tailopt.replay.study import GivenPlan, calibrate, replay
+from tailopt.replay.study import GivenPlan, calibrate, pace_of, replay
 from tailopt.replay.vllm import VllmEngines, tiny_profile
 from tailopt.replay.waterfall import write_waterfall
 from tailopt.run_file import read_run
@@ -109,6 +109,23 @@ def test_a_study(tmp_path: Path) -> None:
         write_waterfall(outcomes, tmp_path / name, title="a study")
     assert (tmp_path / "gap.svg").read_bytes() == (tmp_path / "again.svg").read_bytes()
     assert len((tmp_path / "gap.svg").read_bytes()) > 10_000
+
+
+def test_a_yardstick(tmp_path: Path) -> None:
+    """Another batch around each replay; an engine twice as slow as its profile has a pace of 2."""
+    folder = tmp_path / "study"
+    outcomes = study(folder, repeats=2, yardstick=True)
+    assert len(list(folder.glob("pace-*.jsonl"))) == 2 * (len(outcomes) + 1)
+    (other,) = {read_record(path).trace.sha256 for path in folder.glob("pace-*.jsonl")}
+    assert other not in {read_record(path).trace.sha256 for one in outcomes for path in one.records}
+    for outcome in outcomes:
+        raw_s = [run.makespan_s for run in outcome.measured]
+        assert outcome.gap.measured_s == pytest.approx(raw_s / outcome.pace)
+        assert outcome.row()["pace"] > 1  # fakes sleep, and wake up late
+    record = read_record(outcomes[0].records[0])
+    steps = [{**step, "s": 2 * told_s} for step, told_s in zip(
+        record.steps(), profiled_s(record.run(), list(record.steps())), strict=True)]  # fmt: skip
+    assert pace_of(record.run(), steps) == pytest.approx(2)
 
 
 def test_a_policy_that_leaves_work_undone_is_refused_before_an_engine_starts(tmp_path: Path) -> None:

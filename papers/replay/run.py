@@ -5,9 +5,10 @@
 
 On a quiet machine of at least two cores: engines are pinned to one core each, and whatever else runs there is
 measured too. One batch of each trace, its lengths divided so that the longest response with its prompt has
-``--longest`` tokens; each policy is replayed ``--repeats`` times. The engine profile is fitted before, to
-other batches: one on the fleet of single cores, one on an engine of all cores, and the parts of a switch to
-one switch. What is done is not done again if the command is repeated after an interruption.
+``--longest`` tokens; each policy is replayed ``--repeats`` times, with a yardstick before and after each
+(:mod:`tailopt.replay.study`). The engine profile is fitted before, to other batches: on the fleet of single
+cores, on an engine of all cores, and the parts of a switch to one switch. What is done is not done again if
+the command is repeated after an interruption.
 
 Everything goes to FOLDER; ``RESULTS.md``, ``results.json`` and ``gap.svg`` beside this script are made of it.
 """
@@ -40,6 +41,8 @@ TRACES = ("gpqa-deepseek-reasoner", "gpqa-gpt-5.1-high", "gpqa-kimi-k2-thinking-
 STATIC = ("uniform", "round_robin", "least_loaded", "lpt_additive", "lpt", "top_k", "best_k", "shared_queue")
 MOVING = ("steal", "rebalance")
 PREDICTORS = ("truth", "noisy_truth")
+BATCHES = 4
+"""To calibrate by."""
 
 
 def small(name: str, longest: int) -> Trace:
@@ -59,10 +62,12 @@ def fitted(
     switching: str,
 ) -> EngineProfile:
     """Step times of both shapes and the parts of a switch, from batches that are not replayed later."""
-    profile = calibrate(trace, fleet, engines, folder=folder / "one-core", go_on=True, **drawn)
+    profile = calibrate(
+        trace, fleet, engines, folder=folder / "one-core", batches=BATCHES, go_on=True, **drawn
+    )
     other = {**drawn, "seed": drawn["seed"] + 1}
     both = calibrate(trace, Fleet(profile, merged.engines, merged.gpus), engines,
-                     folder=folder / "all-cores", go_on=True, **other)  # fmt: skip
+                     folder=folder / "all-cores", batches=BATCHES, go_on=True, **other)  # fmt: skip
     fleet = Fleet(both, fleet.engines, fleet.gpus)
     (switch,) = replay(
         trace, fleet, engines, [switching], [], folder=folder / "switch", go_on=True,
@@ -84,6 +89,8 @@ def fitted(
 def accuracy(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """How far predictions are off, and how often the order of two policies is predicted right."""
     errors = np.abs([outcome.gap.error for outcome in outcomes])
+    raw = np.abs([o.gap.simulated_s / np.mean([run.makespan_s for run in o.measured]) - 1 for o in outcomes])
+    paces = np.concatenate([outcome.pace for outcome in outcomes])
     pairs = right = 0
     for one, other in combinations(outcomes, 2):
         if one.batch != other.batch or one.records[0].parent != other.records[0].parent:
@@ -98,6 +105,9 @@ def accuracy(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "replays": sum(len(outcome.records) for outcome in outcomes),
         "median_error": float(np.median(errors)),
         "worst_error": float(errors.max()),
+        "median_error_without_yardstick": float(np.median(raw)),
+        "worst_error_without_yardstick": float(raw.max()),
+        "pace": [float(paces.min()), float(np.median(paces)), float(paces.max())],
         "median_noise": float(np.median(noises)) if noises else None,
         "pairs_beyond_noise": pairs,
         "pairs_in_order": int(right),
@@ -140,7 +150,7 @@ def pauses(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 def markdown(document: dict[str, Any]) -> str:
     """The tables."""
     about, good = document["about"], document["accuracy"]
-    noise = good["median_noise"]
+    noise, pace = good["median_noise"], good["pace"]
     lines = [
         "# Replays on real vLLM: results",
         "",
@@ -153,16 +163,21 @@ def markdown(document: dict[str, Any]) -> str:
         + f". Of {good['pairs_beyond_noise']} pairs of policies that differ by more than the noise, "
         f"{good['pairs_in_order']} are predicted in the right order.",
         "",
-        "| trace | policy | predictor | predicted | measured | off | optimum | open bound | prediction "
-        "| policy | course of events | step time |",
-        "|---" * 12 + "|",
+        "Measured seconds are divided by the *pace*, that of a yardstick before and after each replay (other "
+        f"lengths, the same every time): {pace[0]:.2f} to {pace[2]:.2f}, median {pace[1]:.2f}. Without that, the "
+        f"median error is {good['median_error_without_yardstick']:.1%}, the worst "
+        f"{good['worst_error_without_yardstick']:.1%}.",
+        "",
+        "| trace | policy | predictor | predicted | measured | pace | off | optimum | open bound "
+        "| prediction | policy | course of events | step time |",
+        "|---" * 13 + "|",
     ]
     for row in document["outcomes"]:
         noise = "" if row["noise_s"] is None else f" ± {row['noise_s']:.2f}"
         parts = ("open_bound_s", "prediction_s", "policy_s", "course_of_events_s", "step_time_s")
         lines.append(
             f"| {row['trace']} | {row['policy']} | {row['predictor']} | {row['simulated_s']:.2f} "
-            f"| {row['measured_s']:.2f}{noise} | {row['error']:+.1%} "
+            f"| {row['measured_s']:.2f}{noise} | {row['pace']:.2f} | {row['error']:+.1%} "
             f"| {row['lower_s']:.2f}-{row['upper_s']:.2f} | "
             + " | ".join(f"{row[part]:+.2f}" for part in parts)
             + " |"
@@ -221,7 +236,7 @@ def main() -> None:
             outcomes += replay(
                 small(name, options.longest), fleet, engines, [*options.policies, switching],
                 options.predictors, folder=options.out / name, repeats=options.repeats,
-                go_on=True, **drawn,
+                yardstick=True, go_on=True, **drawn,
             )  # fmt: skip
         head = header(small(options.traces[0], options.longest), fleet, engines.name)
     first = read_record(outcomes[0].records[0]).head

@@ -103,6 +103,14 @@ def replay(
     groups: GroupsOption = Groups.FREE,
     seed: SeedOption = 0,
     repeats: Annotated[int, typer.Option("--repeats", metavar="N", help="Replays of each policy.")] = 3,
+    yardstick: Annotated[
+        bool,
+        typer.Option(
+            "--yardstick",
+            metavar="",
+            help="Another batch before and after each replay: makespans are told at the pace of the profile.",
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FOLDER", help="Records, runs, timelines, results; a new folder."),
@@ -215,6 +223,7 @@ def replay(
                 batches=batches,
                 atomic=groups is Groups.ATOMIC,
                 repeats=repeats,
+                yardstick=yardstick,
                 go_on=go_on or engine is None,
                 progress=told,
                 **drawn,

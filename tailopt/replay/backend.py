@@ -46,7 +46,7 @@ BREATH_S = 0.002
 """After something was heard, wait so long for more, rather than spend a core on waking up for each step."""
 
 LONG_BREATH_S = 0.05
-"""The same, where nothing depends on what is heard: the driver takes time from an engine that it measures."""
+"""The same, where nothing can be to decide for long: the driver takes time from engines that it measures."""
 
 REPORT_S = 0.25
 """Between two reports of progress."""
@@ -91,6 +91,7 @@ class _Seat:
     blockers: set[int] = field(default_factory=set)
     asked_s: float = 0.0  # when it was told to start or to close
     heard_s: float = 0.0
+    token_s: float = 0.0  # what a token took in its last step
     drain_s: float = 0.0
     ended_s: float = 0.0  # when it was to close and had ended its last step
     paused: bool = True
@@ -585,17 +586,42 @@ class EngineBackend:
         now_s = self._now_s()
         return max(min([one for one in due if one > now_s], default=REPORT_S) - now_s, 0.0)
 
-    def _decides(self) -> bool:
-        """Whether something is to be done as soon as the engines have come to a certain point."""
-        return bool(self._watches) or any(seat.state != "open" or seat.queue for seat in self._live())
+    def _breath_s(self) -> float:
+        """How long not to listen: half of the time until something can be to decide, at the pace of now.
+
+        An engine takes at least as many steps as a request needs tokens to its end, or to a review point.
+        """
+        if self._standing:
+            return 0.0
+        if any(seat.state != "open" for seat in self._live()):
+            return BREATH_S
+        ledger, pulled = self.ledger, bool(self._shared)
+        left = np.where(ledger.finished, np.iinfo(np.int64).max, ledger.asked - ledger.generated)
+        near = [int(left.min())] if pulled or any(seat.queue for seat in self._live()) else []
+        for watch in self._watches:
+            point = watch.point
+            if point.when == "unfinished" and watch.armed:
+                ends = int((~ledger.finished).sum()) - int(point.value)
+                near.append(int(np.partition(left, ends - 1)[ends - 1]) if ends > 0 else 0)
+            elif point.when == "tokens":
+                missing = (point.value - ledger.generated)[watch.below & ~ledger.finished]
+                near.append(int(missing.min(initial=np.iinfo(np.int64).max)))
+            elif point.when == "idle":
+                there = [list(ledger.places[seat.number].there.values()) for seat in self._live()]
+                near.append(min((int(left[some].max()) for some in there if some), default=0))
+        steps = 0 if near and ledger.free else min(near, default=None)
+        if steps is None:
+            return LONG_BREATH_S
+        safe_s = steps * min(seat.token_s for seat in self._live()) / 2
+        return min(safe_s, LONG_BREATH_S) if safe_s > BREATH_S else 0.0 if pulled else BREATH_S
 
     def _wait(self, timeout_s: float) -> None:
         """Hear what the engines have to say, in the order in which it happened."""
         seats = {id(seat.link): seat for seat in self._seats if seat.link is not None}
         links = [seat.link for seat in seats.values() if seat.link is not None]
         ready = wait_for_any(links, timeout_s)
-        if ready and not self._shared and not self._standing:
-            time.sleep(min(BREATH_S if self._decides() else LONG_BREATH_S, timeout_s))
+        if ready and (breath_s := min(self._breath_s(), timeout_s)) > 0:
+            time.sleep(breath_s)
             ready = wait_for_any(links, 0.0)
         events = [(seats[id(link)], event) for link in ready for event in link.read()]
         for seat, event in sorted(events, key=lambda one: _happened_s(one[1])):
@@ -627,6 +653,7 @@ class EngineBackend:
             pass  # what an engine that was kept had still to say
         elif what == "step":
             facts = {key: value for key, value in event.items() if key != "event"}
+            seat.token_s = event["s"] / max(1, *(len(new) for _, *new in event["new"]), 1)
             self._note({"kind": "step", "engine": number, **facts, "t": event["t"] - self._zero_s})
         elif what == "aborted":
             if event["absent"]:

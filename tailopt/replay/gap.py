@@ -94,13 +94,25 @@ def repriced_s(run: Run, steps: Sequence[Line]) -> float:
     """The makespan of ``run`` if each of its ``step`` lines had taken what the profile says."""
     finish = np.zeros(len(run.engines))
     np.maximum.at(finish, run.engine[run.completed], run.finish_s[run.completed])
-    for number, engine in enumerate(run.engines):
-        mine = [step for step in steps if step["engine"] == number]
-        if not mine:
-            continue
-        shape = run.fleet.profile.shape(engine.tp)
-        decode = decoding(shape, engine.speculation, max(step["n"] for step in mine))
-        for step in mine:
-            told_s = decode.seconds(step["n"], step["K"]) + step["P"] / shape.prefill_tokens_per_s
-            finish[number] += told_s - step["s"]
+    late_s = profiled_s(run, steps) - np.array([step["s"] for step in steps])
+    np.add.at(finish, np.array([step["engine"] for step in steps], dtype=np.int64), late_s)
     return float(finish.max())
+
+
+def profiled_s(run: Run, steps: Sequence[Line]) -> Floats:
+    """``[steps]`` what the profile says of each ``step`` line of ``run``; seconds."""
+    most: dict[int, int] = {}
+    for step in steps:
+        most[step["engine"]] = max(step["n"], most.get(step["engine"], 0))
+    shapes = {number: run.fleet.profile.shape(run.engines[number].tp) for number in most}
+    decode = {
+        number: decoding(shape, run.engines[number].speculation, most[number])
+        for number, shape in shapes.items()
+    }
+    return np.array(
+        [
+            decode[step["engine"]].seconds(step["n"], step["K"])
+            + step["P"] / shapes[step["engine"]].prefill_tokens_per_s
+            for step in steps
+        ]
+    )

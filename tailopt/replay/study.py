@@ -9,7 +9,13 @@ and an interrupted study goes on with what is missing:
 ``BATCH-POLICY-PREDICTOR-REPEAT.jsonl``  the record of a replay
 ``....run``, ``....json``                its run (:mod:`tailopt.run_file`), and its Perfetto timeline, with
                                          the prediction above it
+``pace-BATCH-REPEAT-NUMBER.jsonl``       the record of a yardstick
 =======================================  ==================================================================
+
+**Yardsticks.** A machine that is shared, or too warm, is some per cent faster now than a minute ago, which
+no profile can know. With ``yardstick`` another batch, the same every time, runs before and after each replay.
+Its *pace* is the time that its steps took over what the profile says of them, and measured makespans are
+divided by the mean pace of their two neighbours: seconds of the machine as it was when it was profiled.
 """
 
 import re
@@ -35,7 +41,8 @@ from tailopt.replay.backend import Engines, Progress
 from tailopt.replay.execute import execute, resume
 from tailopt.replay.fit import fit_steps
 from tailopt.replay.fit_file import fitted_profile, read_measured
-from tailopt.replay.gap import Gap, repriced_s
+from tailopt.replay.gap import Gap, profiled_s, repriced_s
+from tailopt.replay.ledger import Line
 from tailopt.replay.recorder import read_record
 from tailopt.replay.timelines import write_side_by_side
 from tailopt.run import Run
@@ -69,6 +76,9 @@ class GivenPlan:
 Decider = NamedPolicy | GivenPlan
 Cell = tuple[Decider, NamedPredictor | None]
 
+DEALT = resolve_policy("round_robin")
+"""How a batch is dealt out that is there to measure by."""
+
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
@@ -81,6 +91,7 @@ class Outcome:
         simulated: the run that was predicted.
         measured: a run per repeat.
         records: the files of them.
+        pace: ``[repeats]`` what measured makespans were divided by; 1 without yardsticks.
     """
 
     batch: int
@@ -90,6 +101,7 @@ class Outcome:
     simulated: Run
     measured: tuple[Run, ...]
     records: tuple[Path, ...]
+    pace: Floats
 
     def row(self) -> dict[str, Any]:
         """The numbers, for a table."""
@@ -103,6 +115,7 @@ class Outcome:
             "measured_s": gap.mean_s,
             "noise_s": gap.noise_s,
             "error": gap.error,
+            "pace": float(self.pace.mean()),
             "upper_s": gap.upper_s,
             "lower_s": gap.lower_s,
             **{part.replace(" ", "_") + "_s": seconds for part, seconds in gap.parts().items()},
@@ -125,6 +138,7 @@ def replay(
     seed: int = 0,
     atomic: bool = False,
     repeats: int = 1,
+    yardstick: bool = False,
     go_on: bool = False,
     progress: Callable[[str], Progress | None] = lambda _: None,
 ) -> list[Outcome]:
@@ -139,6 +153,7 @@ def replay(
         batches, prompts, samples, seed: what is drawn (:func:`tailopt.trace.transforms.sample_batches`).
         atomic: whether the samples of a group must stay on one engine.
         repeats: how often each is carried out.
+        yardstick: whether to measure the pace of the machine before and after each.
         go_on: do only what is not done yet.
         progress: gives, for the name of a replay, who is told of its progress.
 
@@ -153,19 +168,46 @@ def replay(
     write_profile(fleet.profile, folder / "profile.toml")
     cells = _cells(policies, predictors)
     drawn = sample_batches(trace, batches=batches, prompts=prompts, samples=samples, seed=seed)
+    (other,) = _others(trace, batches=1, prompts=prompts, samples=samples, seed=seed)
     outcomes = []
+
+    def pace(where: str) -> float:
+        if not yardstick:
+            return 1.0
+        path = folder / f"pace-{where}.jsonl"
+        _carry_out(other, fleet, DEALT, View.at_start(other.trace, fleet), engines, path, progress(path.stem))
+        record = read_record(path)
+        return pace_of(record.run(), list(record.steps()))
+
     for number, batch in enumerate(drawn):
         certificate = solve(Problem(batch.trace, fleet, atomic))
         views = [_view(batch, fleet, atomic, predictor) for _, predictor in cells]
         predicted = [_simulated(number, batch, cell, view) for cell, view in zip(cells, views, strict=True)]
         records: list[list[Path]] = [[] for _ in cells]
+        paces = np.ones((repeats, len(cells)))
         for repeat in range(repeats):
+            around = [pace(f"{number}-{repeat}-0")]
             for cell, view, mine in zip(cells, views, records, strict=True):
                 path = folder / f"{_name(number, cell)}-{repeat}.jsonl"
                 _carry_out(batch, fleet, cell[0], view, engines, path, progress(path.stem))
                 mine.append(path)
-        for cell, view, simulated, mine in zip(cells, views, predicted, records, strict=True):
-            outcomes.append(_outcome(number, batch, fleet, cell, view, simulated, mine, certificate, atomic))
+                around.append(pace(f"{number}-{repeat}-{len(around)}"))
+            paces[repeat] = (np.array(around[:-1]) + around[1:]) / 2
+        for i, (cell, view) in enumerate(zip(cells, views, strict=True)):
+            outcomes.append(
+                _outcome(
+                    number,
+                    batch,
+                    fleet,
+                    cell,
+                    view,
+                    predicted[i],
+                    records[i],
+                    paces[:, i],
+                    certificate,
+                    atomic,
+                )
+            )
     return outcomes
 
 
@@ -178,25 +220,26 @@ def calibrate(
     prompts: int,
     samples: int,
     seed: int,
+    batches: int = 1,
     go_on: bool = False,
     progress: Progress | None = None,
 ) -> EngineProfile:
-    """The fleet's profile with step times and prefill rate fitted to a batch that the study does not draw.
+    """The fleet's profile with step times and prefill rate fitted to batches that the study does not draw.
 
-    Its requests are dealt to the engines in turn and admitted in the order drawn; each engine of the fleet
+    Their requests are dealt to the engines in turn and admitted in the order drawn; each engine of the fleet
     gets some, so each shape in it is measured. Before, prompts of many lengths go through one by one, for the
     prefill rate; where it cannot be told from these, that of the fleet's profile stays.
     """
     _make(folder, go_on)
-    (batch,) = sample_batches(trace, batches=1, prompts=prompts, samples=samples, seed=seed + 1_000_003)
     probes = _probes(fleet, min(map(engines.most_tokens, fleet.engines)))
-    paths = [folder / "prefill.jsonl", folder / "calibration.jsonl"]
-    for path, one, policy in (
-        (paths[0], Batch(probes, None, 0), GivenPlan(_one_by_one(fleet, probes), "one by one")),
-        (paths[1], batch, resolve_policy("round_robin")),
-    ):
-        _carry_out(one, fleet, policy, View.at_start(one.trace, fleet), engines, path, progress)
-    measured = read_measured(paths)
+    one_by_one = GivenPlan(_one_by_one(fleet, probes), "one by one")
+    todo: dict[Path, tuple[Batch, Decider]] = {folder / "prefill.jsonl": (Batch(probes, None, 0), one_by_one)}
+    drawn = _others(trace, batches=batches, prompts=prompts, samples=samples, seed=seed)
+    for number, batch in enumerate(drawn):
+        todo[folder / f"calibration-{number}.jsonl"] = (batch, DEALT)
+    for path, (batch, policy) in todo.items():
+        _carry_out(batch, fleet, policy, View.at_start(batch.trace, fleet), engines, path, progress)
+    measured = read_measured(list(todo))
     fits = {}
     for degree, steps in measured.steps.items():
         try:
@@ -206,6 +249,16 @@ def calibrate(
             fits[degree] = fit_steps(steps, match_total=True, prefill_tokens_per_s=rate)
     fitted = fitted_profile(f"{fleet.profile.name}-fitted", fleet.profile, fits, measured)
     return replace(fitted, shapes={**fleet.profile.shapes, **fitted.shapes})
+
+
+def pace_of(run: Run, steps: Sequence[Line]) -> float:
+    """The time that the steps of a run took, over what its profile says of them."""
+    return float(np.sum([step["s"] for step in steps]) / np.sum(profiled_s(run, steps)))
+
+
+def _others(trace: Trace, *, batches: int, prompts: int, samples: int, seed: int) -> list[Batch]:
+    """Batches that the study does not draw, to measure the machine by."""
+    return sample_batches(trace, batches=batches, prompts=prompts, samples=samples, seed=seed + 1_000_003)
 
 
 def _probes(fleet: Fleet, most_tokens: int) -> Trace:
@@ -312,6 +365,7 @@ def _outcome(
     view: View,
     simulated: Run,
     paths: Sequence[Path],
+    pace: Floats,
     certificate: Certificate,
     atomic: bool,
 ) -> Outcome:
@@ -326,7 +380,7 @@ def _outcome(
         runs = {"predicted": simulated, "measured": run}
         write_side_by_side(runs, trace, path.with_suffix(".json"))
     gap = Gap(
-        measured_s=np.array([run.makespan_s for run in measured]),
+        measured_s=np.array([run.makespan_s for run in measured]) / pace,
         repriced_s=np.array(
             [repriced_s(run, list(record.steps())) for run, record in zip(measured, records, strict=True)]
         ),
@@ -336,7 +390,7 @@ def _outcome(
         lower_s=certificate.lower_s,
     )
     told = NO_PREDICTOR if predictor is None else predictor.name
-    return Outcome(number, policy.name, told, gap, simulated, tuple(measured), tuple(paths))
+    return Outcome(number, policy.name, told, gap, simulated, tuple(measured), tuple(paths), pace)
 
 
 def _told_s(

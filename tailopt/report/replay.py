@@ -24,15 +24,21 @@ HOW_TO_READ = (
     "what happened otherwise than simulated; and how much longer the steps took than the profile says."
 )
 
+PACE = (
+    " Measured seconds are divided by the pace: how long the steps of another batch took, just before and "
+    "after, over what the profile says of them."
+)
+
 
 def replay_report(
     outcomes: Sequence[Outcome], trace: Trace, fleet: Fleet, notes: Sequence[tuple[str, str]] = ()
 ) -> list[RenderableType]:
     """The tables, in the order of the policies, and the facts under them."""
     several = len({outcome.batch for outcome in outcomes}) > 1
+    paced = any((outcome.pace != 1).any() for outcome in outcomes)
     times = _table(
         f"{trace.name} on {fleet} of {fleet.profile.name}",
-        ("predicted", "measured", "off", "optimum"),
+        ("predicted", "measured", *(["pace"] if paced else []), "off", "optimum"),
         several,
     )
     parts = _table("measured - lower bound, cause by cause", PARTS, several)
@@ -46,8 +52,9 @@ def replay_report(
             Text(outcome.policy),
             Text(outcome.predictor),
         ]
+        pace = [f"{outcome.pace.mean():.2f}"] if paced else []
         times.add_row(
-            *who, f"{gap.simulated_s:.2f}", f"{gap.mean_s:.2f}{noise}", f"{gap.error:+.1%}", optimum
+            *who, f"{gap.simulated_s:.2f}", f"{gap.mean_s:.2f}{noise}", *pace, f"{gap.error:+.1%}", optimum
         )
         parts.add_row(*who, *(f"{seconds:+.2f}" for seconds in gap.parts().values()))
     runs = [run for outcome in outcomes for run in (outcome.simulated, *outcome.measured)]
@@ -56,7 +63,7 @@ def replay_report(
     lines = [
         *((f"TP{tp}", f"{shape.step_time}; {shape.fit}") for tp, shape in shapes.items()),
         *notes,
-        ("how to read", HOW_TO_READ),
+        ("how to read", HOW_TO_READ + (PACE if paced else "")),
     ]
     return [times, Text(), parts, Text(), facts(lines)]
 
