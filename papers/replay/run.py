@@ -41,8 +41,8 @@ TRACES = ("gpqa-deepseek-reasoner", "gpqa-gpt-5.1-high", "gpqa-kimi-k2-thinking-
 STATIC = ("uniform", "round_robin", "least_loaded", "lpt_additive", "lpt", "top_k", "best_k", "shared_queue")
 MOVING = ("steal", "rebalance")
 PREDICTORS = ("truth", "noisy_truth")
-BATCHES = 4
-"""To calibrate by."""
+BATCHES = 16
+"""To calibrate by: half a minute a shape, so that the pace of the machine averages out."""
 
 
 def small(name: str, longest: int) -> Trace:
@@ -164,8 +164,8 @@ def markdown(document: dict[str, Any]) -> str:
         f"{good['pairs_in_order']} are predicted in the right order.",
         "",
         "Measured seconds are divided by the *pace*, that of a yardstick before and after each replay (other "
-        f"lengths, the same every time): {pace[0]:.2f} to {pace[2]:.2f}, median {pace[1]:.2f}. Without that, the "
-        f"median error is {good['median_error_without_yardstick']:.1%}, the worst "
+        f"lengths, the same every time): {pace[0]:.2f} to {pace[2]:.2f}, median {pace[1]:.2f}. Without that, "
+        f"the median error is {good['median_error_without_yardstick']:.1%}, the worst "
         f"{good['worst_error_without_yardstick']:.1%}.",
         "",
         "| trace | policy | predictor | predicted | measured | pace | off | optimum | open bound "
@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="records and runs; may be there already")
     parser.add_argument("--results", type=Path, default=HERE, help="where the tables go")
     parser.add_argument("--traces", nargs="+", default=TRACES)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--longest", type=int, default=600, help="tokens, prompt included")

@@ -56,11 +56,13 @@ def waterfall_figure(outcomes: Sequence[Outcome], *, title: str = "") -> "Figure
     columns = min(len(cells), COLUMNS)
     figure = Figure(figsize=(WIDTH_IN * columns, HEIGHT_IN * rows + 0.4), layout="constrained")
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    highest_s = 0.0
     for axes, ((policy, predictor), some) in zip(grid.flat, cells.items(), strict=False):
-        _draw(axes, some)
+        highest_s = max(highest_s, _draw(axes, some))
         axes.set_title(f"{policy} · {predictor}", loc="left", fontsize=9, color=INK)
     for axes in list(grid.flat)[len(cells) :]:
         axes.set_visible(False)
+    grid[0, 0].set_ylim(0, 1.12 * highest_s)  # they share it; the numbers need room above the bars
     for axes in grid[:, 0]:
         axes.set_ylabel("makespan (s)")
     if title:
@@ -68,14 +70,14 @@ def waterfall_figure(outcomes: Sequence[Outcome], *, title: str = "") -> "Figure
     return figure
 
 
-def _draw(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
-    """The bars, each from where the one before it ended; the noise of execution on the last."""
+def _draw(axes: "Axes", outcomes: Sequence[Outcome]) -> float:
+    """The bars, each from where the one before it ended; the noise of execution on the last. The highest."""
     lower_s = float(np.mean([outcome.gap.lower_s for outcome in outcomes]))
     parts = {part: float(np.mean([o.gap.parts()[part] for o in outcomes])) for part in PARTS}
     measured_s = float(np.mean([outcome.gap.mean_s for outcome in outcomes]))
     noise = [outcome.gap.noise_s for outcome in outcomes if outcome.gap.noise_s is not None]
     axes.bar(0, lower_s, color=QUIET, width=0.7)
-    level = lower_s
+    level = highest_s = lower_s
     for place, (part, colour) in enumerate(zip(PARTS, SHAPES, strict=False), start=1):
         axes.bar(place, parts[part], bottom=level, color=colour, width=0.7)
         axes.plot([place - 1.35, place + 0.35], [level, level], color=QUIET, linewidth=0.6)
@@ -83,6 +85,7 @@ def _draw(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
         top = max(level, level + parts[part])
         axes.annotate(text, (place, top), (0, 2), textcoords="offset points", ha="center", fontsize=SMALL)
         level += parts[part]
+        highest_s = max(highest_s, level)
     last = len(PARTS) + 1
     axes.bar(last, measured_s, color=QUIET, width=0.7, yerr=np.mean(noise) if noise else None)
     names = ["lower\nbound", *(part.replace(" ", "\n") for part in PARTS), "measured"]
@@ -90,4 +93,4 @@ def _draw(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.margins(y=0.12)
+    return max(highest_s, measured_s + float(np.mean(noise) if noise else 0))
