@@ -1,13 +1,15 @@
 """A server that answers as vLLM, SGLang or something plainer does, and has no model; on demand it goes wrong.
 
-It runs in a thread of the test's process, so that tests can look inside. Its engine takes steps of
-``step_s`` in which every running request gains the token that :func:`fake_worker.next_token` says, as a
-model that always takes the likeliest would.
+It runs in a thread of the test's process, so that tests can look inside, or, to be killed, in a process of
+its own: python fake_server.py PORT STEP_S. Its engine takes steps of ``step_s`` in which every running
+request gains the token that :func:`fake_worker.next_token` says, as a model that always takes the likeliest
+would.
 """
 
 import asyncio
 import contextlib
 import json
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -51,21 +53,30 @@ class FakeServer:
     step_s: float = 0.002
     token_s: float = 0.0
     """To prefill a token."""
+    burst_s: float = 0.0
+    """What steps gave is told only so often, as on a busy machine; even after a pause was answered."""
     max_running: int = 8
     most_tokens: int = 2048
     fault: Callable[[dict[str, Any]], str | None] = lambda body: None
     """From a request's body to what goes wrong with it."""
     deaf: frozenset[str] = frozenset()
     """Aborts that are not obeyed: ``"abort"``, ``"close"``."""
+    refuses: frozenset[str] = frozenset()
+    """Paths that are listed, and answered with 501."""
+    pretends: frozenset[str] = frozenset()
+    """Paths that are answered with 200, and nothing else happens."""
+    port: int = 0
 
     def __post_init__(self) -> None:
         self.url = ""
         self.paused = self.asleep = False
-        self.most_there = 0
+        self.most_there = self.aborted = self.slept = 0
+        self.aborted_all = False
         self.calls: list[tuple[str, str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.waiting: list[Running] = []
         self.running: list[Running] = []
+        self._untold: list[tuple[Running, int | None, str | None]] = []
         self._loop = asyncio.new_event_loop()
         self._ready, self._stop = threading.Event(), asyncio.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -81,6 +92,7 @@ class FakeServer:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(20)
+        assert not self.aborted_all, "an empty list of aborts was sent"
 
     @property
     def completions(self) -> list[dict[str, Any]]:
@@ -112,7 +124,7 @@ class FakeServer:
         self._routes = ["/v1/completions", *version, *(paths if self.dev else ())]
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", self.port)
         await site.start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         engine = asyncio.create_task(self._engine())
@@ -153,13 +165,26 @@ class FakeServer:
                 finish = "length" if one.out >= one.most else None
                 if finish:
                     self.running.remove(one)
-                one.queue.put_nowait((one.tokens[-1], finish))
+                self._tell(one, one.tokens[-1], finish)
+
+    def _tell(self, one: Running, token: int | None, finish: str | None) -> None:
+        self._untold.append((one, token, finish))
+        if not self.burst_s:
+            self._tell_all()
+        elif len(self._untold) == 1:
+            self._loop.call_later(self.burst_s, self._tell_all)
+
+    def _tell_all(self) -> None:
+        for one, token, finish in self._untold:
+            one.queue.put_nowait((token, finish))
+        self._untold.clear()
 
     def _abort(self, one: Running) -> None:
         for there in (self.running, self.waiting):
             if one in there:
                 there.remove(one)
-                one.queue.put_nowait((None, "abort"))
+                self.aborted += 1
+                self._tell(one, None, "abort")
 
     # what it answers ---------------------------------------------------------------------------------
 
@@ -195,6 +220,10 @@ class FakeServer:
     async def _do(self, request: web.Request) -> web.Response:
         raw = await request.read()
         body = json.loads(raw) if raw else {}
+        if request.path in self.refuses:
+            return web.json_response({"error": "not with this build"}, status=501)
+        if request.path in self.pretends:
+            return web.json_response({"status": "ok"})
         match request.path:
             case "/pause":
                 assert request.query["mode"] == "keep"
@@ -206,14 +235,17 @@ class FakeServer:
                 self.paused = False
             case "/sleep" | "/release_memory_occupation":
                 self.asleep = True
+                self.slept += 1
             case "/wake_up" | "/resume_memory_occupation":
                 self.asleep = False
             case "/abort_requests":
                 everything = not body.get("request_ids")
+                self.aborted_all |= everything
                 for one in [*self.running, *self.waiting]:
                     if "abort" not in self.deaf and (everything or one.name in body["request_ids"]):
                         self._abort(one)
             case "/abort_request":
+                self.aborted_all |= not body.get("rid")
                 for one in [*self.running, *self.waiting]:
                     if "abort" not in self.deaf and one.name.startswith(body.get("rid", "")):
                         self._abort(one)
@@ -329,3 +361,9 @@ class FakeServer:
 
     def _refusal(self, why: str) -> web.Response:
         return web.json_response({"error": {"message": why, "code": 400}}, status=400)
+
+
+if __name__ == "__main__":
+    with FakeServer(port=int(sys.argv[1]), step_s=float(sys.argv[2])) as server:
+        print(server.url, flush=True)
+        sys.stdin.read()

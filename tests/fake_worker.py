@@ -51,6 +51,8 @@ class FakeEngine:
         self.tokens[key], self.prompt[key], self.want[key] = list(prompt), len(prompt), want
 
     def abort(self, keys: list[int]) -> tuple[list[list[int]], list[int]]:
+        if not keys:
+            raise SystemExit("an empty list of aborts was sent")
         gone = []
         for key in keys:
             if key in self.tokens:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from functools import cache
@@ -113,6 +114,7 @@ def check(run: Run, trace: Trace, record: Record, *, all_complete: bool = True) 
     if all_complete:
         assert run.completed.all()
         assert (run.output_tokens == trace.output_tokens).all()
+    assert all(line["keys"] for line in record.lines if line["kind"] == "abort")
     got = np.zeros(trace.n_requests, dtype=np.int64)
     key_of = {key: one for line in record.lines if line["kind"] == "submit" for key, one in line["items"]}
     for step in record.steps():
@@ -415,6 +417,60 @@ def test_an_engine_dies_once(fault: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert len(submitted) == 2
 
 
+def test_who_does_not_listen_calls_nobody_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is stopped for longer than an engine may be silent; nobody is taken for dead for that."""
+    monkeypatch.setattr(backend_module, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(backend_module, "STALL_S", 0.5)
+    (tmp_path / "pids").mkdir()
+    stopped: list[int] = []
+
+    def signal_all(number: signal.Signals) -> None:
+        for pid in stopped:
+            os.kill(pid, number)
+
+    def stop(now_s: float, left: Any) -> None:
+        if now_s > 0 and not stopped:
+            stopped.extend(int(pid.name) for pid in (tmp_path / "pids").iterdir())
+            signal_all(signal.SIGSTOP)
+            time.sleep(2.0)
+            later = threading.Timer(0.6, signal_all, [signal.SIGCONT])  # the engines wake up after the driver
+            later.daemon = True
+            later.start()
+
+    path = tmp_path / "record.jsonl"
+    with Fakes(more={"pids": str(tmp_path / "pids"), "step_s": 0.01}) as engines:
+        policy, view = queues([0, 1, 2, 3], [4, 5, 6, 7]), View.at_start(BATCH, FLEET)
+        run = execute(BATCH, FLEET, policy, view, engines, record=path, progress=stop)
+    check(run, BATCH, read_record(path))
+    assert len(stopped) == 2
+    assert not any(line["kind"] == "lost" for line in read_record(path).lines)
+
+
+def test_an_engine_is_killed_in_the_middle(tmp_path: Path) -> None:
+    """kill -9, whatever it is doing; what it had told of is kept, and the other one goes on."""
+    (tmp_path / "pids").mkdir()
+    killed: list[int] = []
+
+    def kill(now_s: float, left: Any) -> None:
+        if now_s > 0 and not killed:
+            killed.extend(int(pid.name) for pid in (tmp_path / "pids").iterdir())
+            os.kill(killed[0], signal.SIGKILL)
+
+    path = tmp_path / "record.jsonl"
+    with Fakes(more={"pids": str(tmp_path / "pids"), "step_s": 0.01}) as engines:
+        policy, view = queues([0, 1, 2, 3], [4, 5, 6, 7]), View.at_start(BATCH, FLEET)
+        run = execute(BATCH, FLEET, policy, view, engines, record=path, progress=kill)
+    record = read_record(path)
+    check(run, BATCH, record)
+    assert len(killed) == 2
+    (lost,) = [line for line in record.lines if line["kind"] == "lost"]
+    assert "signal 9" in lost["why"]
+    submitted = [line["engine"] for line in record.lines if line["kind"] == "submit"]
+    assert submitted.count(lost["engine"]) == 2
+    assert submitted.count(1 - lost["engine"]) == 1
+    assert run.output_tokens.sum() == BATCH.output_tokens.sum()
+
+
 def test_an_engine_dies_in_a_review(tmp_path: Path) -> None:
     def swap(view: View) -> Plan:
         if view.now_s == 0:
@@ -462,6 +518,35 @@ def test_disk_full() -> None:
         pytest.skip("no /dev/full on this system")
     with pytest.raises(ReplayError, match="No space left"):
         EngineBackend(BATCH, FLEET, fakes(), record="/dev/full")
+
+
+FULL = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))
+"""
+
+
+@pytest.mark.parametrize("more", [-700, 10, 800, 4000])
+def test_disk_full_in_the_middle(more: int, tmp_path: Path) -> None:
+    """In the header, or in any line after it; one line of error, and with room it goes on from there."""
+    pytest.importorskip("resource", reason="not on Windows")
+    whole, path = tmp_path / "whole.jsonl", tmp_path / "record.jsonl"
+    execute(BATCH, FLEET, three_plans, View.at_start(BATCH, FLEET), fakes(), record=whole)
+    most = len(whole.read_bytes().splitlines(keepends=True)[0]) + more
+    code = FULL.format(most=most) + DRIVER.format(tests=str(FAKE.parent), record=str(path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(f"{path}: cannot be written (File too large)")
+    assert path.stat().st_size == most
+    if more <= 10:
+        with pytest.raises(InputError, match="was cut short before the first plan"):
+            read_record(path)
+        return
+    before = read_record(path).ledger()
+    run = resume(path, three_plans, View.at_start(BATCH, FLEET), fakes())
+    record = read_record(path)
+    check(run, BATCH, record)
+    assert all(new[: len(old)] == old for old, new in zip(before.tokens, record.ledger().tokens, strict=True))
 
 
 def test_refuses(tmp_path: Path) -> None:

@@ -51,6 +51,9 @@ LONG_BREATH_S = 0.05
 REPORT_S = 0.25
 """Between two reports of progress."""
 
+STALL_S = 5.0
+"""A driver that did not listen for so long was stopped, with the machine perhaps: nobody is late for that."""
+
 Progress = Callable[[float, Sequence[tuple[str, int]]], None]
 
 
@@ -167,7 +170,7 @@ class EngineBackend:
         self._watches: list[_Watch] = []
         self._rank = np.zeros(trace.n_requests, dtype=np.int64)
         self._had = np.zeros(trace.n_requests, dtype=np.int64)  # tokens when it was last submitted
-        self._zero_s = self._reported_s = time.monotonic()
+        self._zero_s = self._reported_s = self._listened_s = time.monotonic()
         self._started, self._standing, self._over = False, True, False
         self._reached: tuple[float, ReviewPoint] | None = None
 
@@ -698,7 +701,10 @@ class EngineBackend:
     def _look_for_the_dead(self) -> None:
         """An engine that owes an answer or has work, and says nothing, is dead."""
         now = time.monotonic()
+        deaf_s, self._listened_s = now - self._listened_s - REPORT_S, now
         for seat in self._seats:
+            if deaf_s > STALL_S:
+                seat.heard_s = min(seat.heard_s + deaf_s, now)
             works = seat.state == "open" and not seat.paused and bool(self.ledger.places[seat.number].there)
             patience_s = START_S if seat.state == "waking" else PATIENCE_S
             waited_for = works or seat.owes or seat.state in ("waking", "closing")

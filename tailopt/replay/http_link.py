@@ -16,6 +16,10 @@ after ``ORDER_S``.
 are there when it goes on. One that cannot goes on; submissions wait here, and what it says meanwhile is
 held back: it counts when the engine goes on, and not at all for requests that are taken away.
 
+**Limits.** A running stream cannot be told a new one. A raised limit is a second submission when the first
+has ended. A lowered one cuts what is held back; a stream that has enough is aborted if it has it now, and
+closed as soon as it gets there; what the server generates beyond it counts for nobody.
+
 **Aborting.** By id where the server can, and then the stream says that it ended; else, and where that did
 not help, by closing the stream, and then the server's metrics must say that it is gone. Never with an empty
 list of ids, which stands for all.
@@ -163,7 +167,7 @@ class HttpLink:
             await self._client.connect()
             await self._as_if_new()
             await self._client.probe()
-            await self._stand()
+            await self._try_to_stand()
             self.connected.set_result(self._client.abilities)
             versions = {"server": self._client.abilities.name}
             self._emit("ready", s=time.monotonic() - began_s, versions=versions)
@@ -209,6 +213,7 @@ class HttpLink:
         with contextlib.suppress(Exception):
             if self._asleep:
                 await self._awake()
+        with contextlib.suppress(Exception):
             if self._server_paused:
                 await self._go_on()
         await self._client.close()
@@ -221,7 +226,7 @@ class HttpLink:
         while True:
             before, stream.asked = stream.tokens, stream.want - stream.tokens
             finish: str | None = None
-            enough, after_s = False, 0.0
+            after_s = 0.0
             try:
                 prompt = stream.prompt + stream.got + stream.held
                 answer = self._client.complete(stream.name, prompt, stream.asked, stream.priority)
@@ -239,8 +244,6 @@ class HttpLink:
                             break  # it wants less than when it asked
                 if stream.ended or stream.aborting:
                     return
-                if enough:
-                    continue  # it was enough for a while
                 if finish == "abort":
                     raise Again(f"aborted by somebody else after {stream.tokens} tokens")
                 if before + stream.asked > stream.tokens or stream.tokens >= stream.want:
@@ -259,6 +262,9 @@ class HttpLink:
                 why = short(error)
             except Exception as error:  # whatever it is, the driver must hear of it
                 self._die(self._client.safe(f"{type(error).__name__} {error}"))
+                return
+            if stream.tokens >= stream.want:  # cut off behind the last token
+                self._gain(stream, (), over=True)
                 return
             tries += 1
             if tries > self._settings.retries:
@@ -344,10 +350,16 @@ class HttpLink:
         return sum(one.task is not None for one in self._streams.values()) < self._limit
 
     async def _watching(self) -> None:
-        """Notice a server, or one stream, that says nothing."""
+        """Notice a server, or one stream, that says nothing while this process listens."""
+        most_s = self._settings.silence_s
+        tick_s, woken_s = min(1.0, most_s / 4), time.monotonic()
         while True:
-            await asyncio.sleep(min(1.0, self._settings.silence_s / 4))
-            now_s, most_s = time.monotonic(), self._settings.silence_s
+            await asyncio.sleep(tick_s)
+            before_s, now_s = woken_s, time.monotonic()
+            woken_s, deaf_s = now_s, max(now_s - before_s - 2 * tick_s, 0.0)
+            self._heard_s += deaf_s
+            for stream in self._streams.values():
+                stream.heard_s += deaf_s
             out = [one for one in self._streams.values() if one.task is not None and not one.ended]
             if self._paused or not out:
                 self._heard_s = now_s
@@ -364,7 +376,7 @@ class HttpLink:
         match command:
             case {"do": "submit", "requests": requests}:
                 for key, prompt, want, priority in requests:
-                    name = f"tailopt-{os.getpid()}-{id(self)}-{key}"
+                    name = f"tailopt-{os.getpid()}-{id(self)}-{key}."  # SGLang aborts all that begin so
                     stream = _Stream(key, name, list(prompt), want, priority)
                     self._streams[key] = stream
                     self._unsent.append(stream)
@@ -374,9 +386,7 @@ class HttpLink:
             case {"do": "abort", "keys": keys}:
                 await self._abort(keys)
             case {"do": "update", "requests": requests}:
-                for key, want, priority in requests:
-                    if (known := self._streams.get(key)) is not None:
-                        self._update(known, want, priority)
+                await self._update([(self._streams[k], *more) for k, *more in requests if k in self._streams])
             case {"do": "limit", "running": running}:
                 self._limit = running
                 self._kick.set()
@@ -400,17 +410,29 @@ class HttpLink:
             case _:
                 raise Trouble(f"unknown command {command!r:.200}")
 
-    def _update(self, stream: _Stream, want: int, priority: int) -> None:
-        """It wants less or more than it did; perhaps more after it had enough, which nobody has heard of."""
-        stream.want, stream.priority = want, priority
-        if stream.tokens >= want:
-            stream.ended = True
-        elif stream.ended:
-            stream.ended = False
-            if stream.task is not None and stream.task.done():
-                stream.task, stream.answered = None, asyncio.Event()
+    async def _update(self, changes: Sequence[tuple[_Stream, int, int]]) -> None:
+        """These want less or more than they did, of which they may have got some that nobody has heard of."""
+        enough = []
+        for stream, want, priority in changes:
+            stream.want, stream.priority = want, priority
+            del stream.held[max(want - len(stream.got), 0) :]
+            if stream.tokens >= want:
+                if stream in self._unsent:
+                    self._unsent.remove(stream)
+                stream.ended = True
+                enough.append(stream)
+            elif stream.ended:
+                if stream.task is not None:
+                    stream.task.cancel()  # it may not have seen the end of its stream
+                    await asyncio.gather(stream.task, return_exceptions=True)
+                stream.ended, stream.task, stream.answered = False, None, asyncio.Event()
                 self._unsent.appendleft(stream)
                 self._idle.clear()
+        try:
+            await self._end(enough)
+        except Trouble as error:
+            self._emit("rejected", keys=[[enough[0].key, self._client.safe(error)]])
+        self._kick.set()
 
     async def _stand(self) -> None:
         """No more steps, or at least none that anybody hears of."""
@@ -426,6 +448,21 @@ class HttpLink:
                 await asyncio.sleep(QUIET_S / 4)
         self._tell()
         self._paused = True
+
+    async def _try_to_stand(self) -> None:
+        """At first; if the pause that the server has does not work, it counts as one that has none."""
+        try:
+            await self._stand()
+            known = self._client.abilities.first("/is_paused")
+            works = known is None or "true" in await self._client.must("GET", known)
+        except Trouble:
+            works = False
+        if self._server_paused and not works:
+            with contextlib.suppress(Trouble):
+                await self._go_on()
+            self._server_paused = False
+            self._client.abilities = self._client.abilities.without("/pause", "/pause_generation")
+            await self._stand()
 
     async def _set_off(self) -> None:
         """What was held back counts now, and steps again."""
@@ -465,7 +502,7 @@ class HttpLink:
             return
         more: dict[str, Any] = {"params": {"level": 1}} if path == "/sleep" else {"json": {}}
         status, _ = await self._client.call("POST", path, **more)
-        self._asleep = status == 200
+        self._asleep = status == 200 if (slept := await self._sleeps()) is None else slept
 
     async def _awake(self) -> None:
         if not self._asleep:
@@ -473,10 +510,17 @@ class HttpLink:
         path = self._client.abilities.first("/wake_up", "/resume_memory_occupation")
         if path is not None:
             await self._client.must("POST", path, json={})
+        if await self._sleeps():
+            raise Trouble(f"{path}: sleeps on")
         self._asleep = False
         if self._server_paused:  # waking may have ended that
             self._server_paused = False
             await self._stand()
+
+    async def _sleeps(self) -> bool | None:
+        """What the server says; None if it does not."""
+        known = self._client.abilities.first("/is_sleeping")
+        return None if known is None else "true" in await self._client.must("GET", known)
 
     async def _abort(self, keys: Sequence[int]) -> None:
         """Take these away, and see that they are gone."""

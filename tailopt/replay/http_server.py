@@ -2,7 +2,8 @@
 
 Nothing is assumed. The paths that a server has are those of its ``/openapi.json``; without one, those that
 answer a GET that changes nothing, or an OPTIONS that says that a POST is allowed. What ``/v1/completions``
-understands is found out with a request of two tokens.
+understands is found out with a request of two tokens. A pause that is refused, or after which the server says
+that it is not paused, counts as none; so does a sleep. A KV cache cannot be sent from one server to another.
 
 ================  ======================================  ==================================================
 ability           vLLM (``VLLM_SERVER_DEV_MODE=1``)       SGLang
@@ -21,7 +22,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from tailopt.errors import InputError
@@ -114,6 +115,10 @@ class Abilities:
     paths: frozenset[str] = frozenset()
     fields: Mapping[str, object] = field(default_factory=dict)
     token_ids: bool = False
+
+    def without(self, *paths: str) -> "Abilities":
+        """The same but for these paths."""
+        return replace(self, paths=self.paths - set(paths))
 
     def first(self, *paths: str) -> str | None:
         """The first of these paths that it has."""

@@ -167,6 +167,8 @@ def read_record(path: str | Path) -> Record:
         except ValueError:
             raise InputError(f"{path}: line {number}: expected a JSON object with a kind") from None
         lines.append(line)
+    if not lines and data.startswith(b'{"kind":"header"'):
+        raise InputError(f"{path}: was cut short before the first plan")
     if not lines or lines[0].get("format") != FORMAT:
         raise InputError(f"{path}: expected a record of a replay ({FORMAT})")
     head, *rest = lines
