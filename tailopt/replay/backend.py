@@ -39,6 +39,9 @@ PATIENCE_S = 120.0
 START_S = 300.0
 """The same for one that is being started."""
 
+STOOD_S = 10.0
+"""After so long without a look at the engines, this process was stopped itself, and perhaps they were too."""
+
 LIVES = 3
 """How often an engine may die before the replay is given up."""
 
@@ -166,7 +169,7 @@ class EngineBackend:
         self._watches: list[_Watch] = []
         self._rank = np.zeros(trace.n_requests, dtype=np.int64)
         self._had = np.zeros(trace.n_requests, dtype=np.int64)  # tokens when it was last submitted
-        self._zero_s = self._reported_s = time.monotonic()
+        self._zero_s = self._reported_s = self._looked_s = time.monotonic()
         self._started, self._standing, self._over = False, True, False
         self._reached: tuple[float, ReviewPoint] | None = None
 
@@ -671,7 +674,10 @@ class EngineBackend:
     def _look_for_the_dead(self) -> None:
         """An engine that owes an answer or has work, and says nothing, is dead."""
         now = time.monotonic()
+        stood_s, self._looked_s = now - self._looked_s, now
         for seat in self._seats:
+            if stood_s > STOOD_S:  # they could not be heard
+                seat.heard_s = min(seat.heard_s + stood_s, now)
             works = seat.state == "open" and not seat.paused and bool(self.ledger.places[seat.number].there)
             patience_s = START_S if seat.state == "waking" else PATIENCE_S
             waited_for = works or seat.owes or seat.state in ("waking", "closing")
