@@ -172,6 +172,23 @@ def test_free_mode(expected: list[list[int]], tmp_path: Path) -> None:
     assert len(ended[0]) == 8
 
 
+def test_samples_differ(tmp_path: Path) -> None:
+    """One prompt, twelve samples with a temperature, half on each engine: no two are the same."""
+    trace = Trace.of([[25] * 12], prompt_tokens=20)
+    fleet, path = Fleet.of(ROOMY, "2xTP1"), tmp_path / "record.jsonl"
+    same = [prompts(trace)[0]] * 12
+
+    def by_turns(view: View) -> Plan:
+        return Plan(view.fleet.engines, np.arange(12) % 2, np.arange(12))
+
+    with TransformersEngines(ROOMY, model=model(), temperature=1.0) as found:
+        run = execute(trace, fleet, by_turns, View.at_start(trace, fleet), found, record=path, given=same)
+    tokens = read_record(path).ledger().tokens
+    assert run.output_tokens.tolist() == [25] * 12
+    assert len({one[0] for one in tokens}) > 6
+    assert len(set(map(tuple, tokens))) == 12
+
+
 def test_a_killed_engine(
     engines: TransformersEngines, expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,8 @@ class Transformers:
         self.cuda = torch.cuda.is_available()
         if config.get("threads"):
             torch.set_num_threads(config["threads"])
-        torch.manual_seed(config.get("seed", 0))
+        self.torch, self.seed = torch, int(config.get("seed", 0)) % (1 << 15)
+        torch.manual_seed(self.seed)
         kind = {"dtype": getattr(torch, config.get("dtype", "float32")), "attn_implementation": "sdpa"}
         if config.get("load_format", "dummy") == "dummy":
             shape = AutoConfig.from_pretrained(config["model"])
@@ -44,9 +45,10 @@ class Transformers:
             model = AutoModelForCausalLM.from_pretrained(config["model"], **kind)
         self.model = model.to("cuda" if self.cuda else "cpu").eval()
         temperature = float(config.get("temperature", 0.0))
-        sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
+        self.sampled = temperature > 0
+        sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if self.sampled else {}
         manager = self.model.init_continuous_batching(
-            GenerationConfig(do_sample=temperature > 0, eos_token_id=-1, **sampling),
+            GenerationConfig(do_sample=self.sampled, eos_token_id=-1, **sampling),
             ContinuousBatchingConfig(
                 page_size=config["block_tokens"],
                 num_blocks=config["blocks"],
@@ -55,7 +57,7 @@ class Transformers:
                 allow_block_sharing=config["prefix_caching"],
                 use_async_batching=False,
                 safety_margin=0.0,  # admit as long as there are blocks, as the profile says
-                seed=config.get("seed", 0),
+                seed=self.seed,
                 auto_switch_to_flash=self.cuda,
             ),
         )
@@ -156,6 +158,9 @@ class Transformers:
             "in": [int(name) for name in sorted(ran - before, key=int)],
             "out": [int(name) for name in sorted(before - ran, key=int)],
         }
+        if self.sampled and gain:  # a stream of its own, as keys are, else engines would draw the same
+            first = int(gain[0].request_id)
+            self.torch.manual_seed((self.seed << 48) + (first << 24) + self.made[first])
         self.processor._generation_step(self.model)
         self.processor.update_batch()
         self._drop_answers()
