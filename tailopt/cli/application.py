@@ -14,6 +14,7 @@ from tailopt.cli.listings import engines, policies, traces
 from tailopt.cli.oracle import oracle
 from tailopt.cli.profile import profile
 from tailopt.cli.replay import replay
+from tailopt.cli.rollout import rollout
 
 app = typer.Typer(
     help="Compare scheduling policies for LLM RL rollouts against a certified optimum, on real traces.",
@@ -26,6 +27,7 @@ COMMANDS = (
     compare,
     oracle,
     replay,
+    rollout,
     traces,
     engines,
     policies,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tailopt.replay.backend import Engines, Progress
     from tailopt.replay.http_server import Server
     from tailopt.replay.study import GivenPlan
+    from tailopt.replay.vllm import VllmEngines
     from tailopt.trace import Trace
 
 POLICIES = ("uniform", "lpt", "shared_queue")
@@ -47,6 +48,18 @@ class Device(StrEnum):
 
     CPU = "cpu"
     CUDA = "cuda"
+
+
+class Backend(StrEnum):
+    """What is started here where no server is named: a class of each in :func:`started`."""
+
+    VLLM = "vllm"
+    TRANSFORMERS = "transformers"
+
+
+BackendOption = Annotated[
+    Backend, typer.Option("--backend", help="Engines to start, where no --server is given.")
+]
 
 
 def replay(
@@ -153,6 +166,7 @@ def replay(
             help="Model whose shape to run, default a tiny one; or the one to ask servers for.",
         ),
     ] = None,
+    backend: BackendOption = Backend.VLLM,
     device: Annotated[Device, typer.Option("--device", help="What engines compute on.")] = Device.CPU,
     demo: Annotated[
         bool, typer.Option("--demo", metavar="", help="A small study that takes a minute or two.")
@@ -197,10 +211,18 @@ def replay(
         with contextlib.ExitStack() as stack:
             folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "replay"
             stack.enter_context(interrupts())
-            told = stack.enter_context(_live(prompts * samples, show=not (quiet or json)))
+            told = stack.enter_context(live_progress(prompts * samples, show=not (quiet or json)))
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
             engines = stack.enter_context(
-                live_engines(fleet.profile, servers, remote=remote, python=python, model=model, device=device)
+                live_engines(
+                    fleet.profile,
+                    servers,
+                    remote=remote,
+                    backend=backend,
+                    python=python,
+                    model=model,
+                    device=device,
+                )
             )
             if engine is None:
                 fitted = calibrate(
@@ -270,6 +292,14 @@ def servers_of(urls: Sequence[str] | None, *, remote: bool) -> "tuple[Server, ..
     return servers
 
 
+def started(backend: Backend) -> "type[VllmEngines]":
+    """The engines of that name."""
+    from tailopt.replay.transformers import TransformersEngines
+    from tailopt.replay.vllm import VllmEngines
+
+    return {Backend.VLLM: VllmEngines, Backend.TRANSFORMERS: TransformersEngines}[backend]
+
+
 @contextlib.contextmanager
 def live_engines(
     profile: "EngineProfile",
@@ -279,17 +309,16 @@ def live_engines(
     python: Path | None,
     model: str | None,
     device: Device,
+    backend: Backend = Backend.VLLM,
 ) -> "Iterator[Engines]":
-    """The servers, or vLLM started here if there are none."""
+    """The servers, or engines started here if there are none."""
     if servers:
         from tailopt.replay.http import HttpEngines
 
         with HttpEngines(profile, servers, model=model, remote=remote) as there:
             yield there
     else:
-        from tailopt.replay.vllm import VllmEngines
-
-        with VllmEngines(profile, python=python, model=model, device=device.value) as workers:
+        with started(backend)(profile, python=python, model=model, device=device.value) as workers:
             yield workers
 
 
@@ -352,7 +381,7 @@ def _given(path: Path) -> "GivenPlan":
 
 
 @contextlib.contextmanager
-def _live(requests: int, *, show: bool) -> Iterator[Callable[[str], "Progress | None"]]:
+def live_progress(requests: int, *, show: bool) -> Iterator[Callable[[str], "Progress | None"]]:
     """A bar of finished requests on stderr, if that is a terminal, and what is left on each engine."""
     if not (show and sys.stderr.isatty()):
         yield lambda _: None

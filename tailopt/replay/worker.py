@@ -37,6 +37,7 @@ import os
 import select
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 Message = dict[str, Any]
@@ -376,7 +377,7 @@ ENVIRONMENT = {
 """The engine in this process, on the cores it is given, silent, and without a network."""
 
 
-def main(config: Message) -> None:
+def main(config: Message, make: Callable[[Message], Engine] = Vllm) -> None:
     """Make the engine, say so, and serve."""
     sink = os.dup(1)
     os.dup2(2, 1)
@@ -389,7 +390,7 @@ def main(config: Message) -> None:
     os.environ.update(ENVIRONMENT, OMP_NUM_THREADS=str(threads))
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.get("kv_gb", 1))
     began_s = time.monotonic()
-    engine = Vllm(config)
+    engine = make(config)
     gc.collect()
     gc.freeze()
     gc.disable()  # it would stop the engine in the middle of a step; done when the cache is emptied
