@@ -1,11 +1,8 @@
 """Free mode from a file of prompts: on engines that pretend (``tests/fake_worker.py``)."""
 
 import json
-import os
 import re
-import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ from tailopt.cli.application import main
 from tailopt.errors import InputError
 from tailopt.plan import Fleet
 from tailopt.policies import resolve_policy
-from tailopt.replay import backend
 from tailopt.replay.recorder import read_record
 from tailopt.replay.rollout import free_batch, model_profile, read_prompts, roll_out, step_table
 from tailopt.replay.tiny_model import KV_BYTES_PER_TOKEN, tiny_model
@@ -180,30 +176,3 @@ def test_bad_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ):
         code, _, err = run_it(["x.jsonl", "--model", "m", "--out", str(tmp_path / "o"), *more], capsys)
         assert (code, err) == (2, f"tailopt: {why}\n")
-
-
-def test_who_was_stopped_does_not_take_engines_for_dead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Driver and engines stand still together, for longer than an engine may say nothing."""
-    monkeypatch.setattr(backend, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(backend, "STOOD_S", 0.4)
-    monkeypatch.setattr(backend, "REPORT_S", 0.05)
-    fleet, record = Fleet.of(tiny_profile(1), "1xTP1"), tmp_path / "r.jsonl"
-    batch = free_batch(file_of(tmp_path), python=sys.executable, model=model_of(tmp_path), samples=2, cap=CAP)
-    stood: list[float] = []
-
-    def stand_still(now_s: float, left: object) -> None:
-        if now_s > 0 and not stood:
-            stood.append(now_s)
-            (pid,) = (int(file.name) for file in (tmp_path / "pids").iterdir())
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(1.5)
-            os.kill(pid, signal.SIGCONT)
-
-    (tmp_path / "pids").mkdir()
-    with Fakes(fleet.profile, stop=batch.stop, more={"pids": str(tmp_path / "pids")}) as engines:
-        _, trace = roll_out(batch, fleet, resolve_policy("uniform"), engines, record, progress=stand_still)
-    assert stood
-    assert "lost" not in {line["kind"] for line in read_record(record).lines}
-    assert trace.output_tokens.tolist() == [len(ended(prompt)) for prompt in PROMPTS for _ in range(2)]
