@@ -90,6 +90,60 @@ def test_no_token_is_won_or_lost(data: st.DataObject) -> None:
     assert 0 <= run.idle_share <= 1
 
 
+class Relabelled:
+    """Answers as ``policy`` does, but for engines in another order, a new one at each review."""
+
+    def __init__(self, policy: Policy, fleet: Fleet, old: list[int], seed: int) -> None:
+        self.policy, self.fleet, self.old = policy, fleet, np.array(old)  # engine e is the policy's old[e]
+        self.rng = np.random.default_rng(seed)
+
+    def __call__(self, view: View) -> Plan:
+        engine = np.where(view.engine < 0, view.engine, self.old[np.maximum(view.engine, 0)])
+        plan = self.policy(replace(view, fleet=self.fleet, engine=engine))
+        self.fleet = replace(self.fleet, engines=plan.engines)  # places them, so that the order is no matter
+        if not view.is_start:
+            self.old = self.rng.permutation(len(plan.engines))
+        new = np.argsort(self.old)[np.maximum(plan.engine_of, 0)]
+        engine_of = np.where(plan.engine_of < 0, plan.engine_of, new)
+        return replace(plan, engines=tuple(self.fleet.engines[e] for e in self.old), engine_of=engine_of)
+
+
+@given(st.data())
+def test_relabelling_engines_changes_nothing_through_any_reviews(data: st.DataObject) -> None:
+    """Without a shared queue, where the number of an engine breaks ties."""
+    trace = data.draw(traces())
+    fleet = data.draw(fleets(trace, exact_step_times(), 4))
+    trace = data.draw(arriving(trace))
+    old = data.draw(st.permutations(range(len(fleet.engines))))
+    there = replace(fleet, engines=tuple(fleet.engines[e] for e in old))
+    atomic, seed = data.draw(st.booleans()), data.draw(st.integers(0, 2**32))
+    policy, same = (RandomPolicy(seed, shared=False) for _ in range(2))
+    first = simulate_policy(trace, policy, View.at_start(trace, fleet, atomic=atomic))
+    other = Relabelled(same, fleet, old, seed)
+    second = simulate_policy(trace, other, View.at_start(trace, there, atomic=atomic))
+    for column in ("start_s", "first_token_s", "finish_s", "output_tokens", "preemptions", "completed"):
+        np.testing.assert_array_equal(getattr(first, column), getattr(second, column), err_msg=column)
+    assert [review.time_s for review in first.reviews] == [review.time_s for review in second.reviews]
+    assert first.idle_share == pytest.approx(second.idle_share)
+    assert _by_gpus(first) == _by_gpus(second)
+
+
+def _by_gpus(run: Run) -> tuple[object, ...]:
+    """What a run says of engines, with their GPUs and opening times for their numbers."""
+    spans, stays, moves = run.spans, run.stays, run.moves
+    names = [(engine.gpus, at_s) for engine, at_s in zip(run.engines, spans.open_s.tolist(), strict=True)]
+    names.append(((), -1.0))  # of nowhere
+    where = [names[e] for e in run.engine]
+    there = sorted(zip(names[:-1], spans.wake_s, spans.close_s, spans.drain_s, spans.sleep_s, strict=True))
+    stayed = [stays.request, [names[e] for e in stays.engine], stays.start_s, stays.end_s]
+    moved = [moves.request, [names[e] for e in moves.source], [names[e] for e in moves.target]]
+    moved += [moves.start_s, moves.end_s, moves.tokens, moves.migrated]
+    log = zip(
+        [names[e] for e in run.log.engine], run.log.step, run.log.running, run.log.kv_tokens, strict=True
+    )
+    return where, there, sorted(zip(*stayed, strict=True)), sorted(zip(*moved, strict=True)), sorted(log)
+
+
 def answers(*given: Callable[[View], Plan]) -> Policy:
     """A policy that answers its k-th question with the k-th function."""
     left = iter(given)

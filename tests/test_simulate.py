@@ -1,5 +1,6 @@
 """The event-jumping simulator against its step-by-step definition, closed forms, and conservation laws."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -224,8 +225,8 @@ def test_preempted_request_waits_at_the_front_and_computes_its_tokens_anew() -> 
     assert run.stays.request.tolist() == [0, 1, 1]
     assert run.stays.start_s.tolist() == [0, 0, 10]
     assert run.stays.end_s.tolist() == [10, 6, 15.5]
-    assert run.log.time_s.tolist() == [0, 1, 6, 7, 8, 10, 12.5, 15.5]
-    assert run.log.kv_tokens.tolist() == [2, 4, 7, 8, 9, 7, 8, 0]
+    assert run.log.time_s.tolist() == [0, 1, 6, 10, 12.5, 15.5]
+    assert run.log.kv_tokens.tolist() == [2, 4, 7, 7, 8, 0]
 
 
 def test_prefill_is_chunked_and_shares_the_budget_with_decode() -> None:
@@ -283,6 +284,22 @@ def test_shared_queue_is_pulled_by_whoever_has_room_first() -> None:
     run = simulate(trace, fleet_of(Affine(1.0, 0.0), 2), plan)
     assert run.engine.tolist() == [0, 1, 1, 1]
     assert run.start_s.tolist() == [0, 0, 2, 4]
+
+
+@pytest.mark.parametrize("simulator", [simulate, simulate_reference])
+@pytest.mark.parametrize(("arrival_s", "start_s"), [(0.0, 10.0), (1.0, 5.0)])
+def test_an_engine_stops_pulling_for_what_is_there_only(
+    simulator: Callable[[Trace, Fleet, Plan], Run], arrival_s: float, start_s: float
+) -> None:
+    """Two samples of 17 tokens wait for 5 blocks each, all of 10, but share 4 once they run.
+
+    What is there before they run does not fit, and waits for a finish; what comes later finds room.
+    """
+    trace = Trace.of([[6, 6], [2]], prompt_tokens=[17, 4])
+    trace = replace(trace, arrival_s=np.array([0.0, 0.0, arrival_s]))
+    fleet = small_engine(block_tokens=4, prefix_caching=True, kv_capacity_tokens=40)
+    run = simulator(trace, fleet, Plan(fleet.engines, [0, 0, -1], [0, 1, 2]))
+    assert run.start_s.tolist() == [0.0, 0.0, start_s]
 
 
 def test_an_atomic_unit_is_pulled_as_a_whole() -> None:

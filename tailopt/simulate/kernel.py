@@ -332,6 +332,8 @@ def act(
     steps = 0
     if engine.steady:
         steps = steps_ahead(requests, engine, heap, phase, tokens[engine.decoding])
+        if steps == 0 and not engine.priority and engine.lookahead == 0:
+            steps = make_room(requests, runs, engine, heap, phase, stays, tokens)
     if steps > 0:
         n = engine.decoding
         in_use = engine.blocks - engine.free + grown(engine, phase, 0) + engine.deficit
@@ -614,9 +616,7 @@ def step(
         else:
             engine.prefilling = i
     sampling += fresh
-    blocked = engine.waiting == 0 or engine.running >= engine.max_running or (
-        not preempted and not fits(requests, runs, engine)
-    )  # fmt: skip
+    blocked = engine.waiting == 0 or engine.running >= engine.max_running or not fits(requests, runs, engine)
     engine.steady = blocked and engine.prefilling == NONE
 
     note(log, counters, e, engine, engine.time_s, engine.running, engine.blocks - engine.free)
@@ -664,6 +664,21 @@ def take_or_preempt(
             lacking -= 1
         preempt(requests, runs, engine, heap, phase, stays, engine.run_tail, False)
     take(runs, engine, lacking)
+
+
+@compiled
+def make_room(
+    requests: Records, runs: Records, engine: Record, heap: Ints, phase: Ints, stays: Records, tokens: Ints
+) -> int:
+    """Nobody is in prefill, and blocks do not last for a step: preempt for it, and jump on from there.
+
+    Nobody is admitted in that step. Nor later, up to the end of the jump, if the first in line does not fit
+    now: while all decode, what it needs stays the same, and free blocks become fewer.
+    """
+    take_or_preempt(requests, runs, engine, heap, phase, stays)
+    engine.deficit = -grown(engine, phase, 0)  # the jump takes the blocks of all its steps
+    engine.steady = not fits(requests, runs, engine)
+    return steps_ahead(requests, engine, heap, phase, tokens[engine.decoding]) if engine.steady else 1
 
 
 @compiled

@@ -484,10 +484,14 @@ class Ledger:
 
 def _with_targets(moves: Moves, stays: Stays) -> Moves:
     """Moves in the order of time; their targets are where they went, -1 if they did not run there next."""
-    n, at = len(stays.request), np.argsort(made_equal(moves.start_s), kind="stable")
+    if not len(moves.request):
+        return moves
+    at = np.argsort(made_equal(moves.start_s), kind="stable")
     request, start_s = moves.request[at], moves.start_s[at]
     # a request's stays by their ends, and its moves between them: next comes the stay that a move led to
-    who, when_s = np.append(stays.request, request), np.append(stays.end_s, start_s * SLACK)
+    moved = np.isin(stays.request, request)
+    stayed, engine, end_s = stays.request[moved], stays.engine[moved], stays.end_s[moved]
+    n, who, when_s = len(stayed), np.append(stayed, request), np.append(end_s, start_s * SLACK)
     order = np.lexsort((np.arange(len(who)) >= n, when_s, who))
     ahead = np.where(order < n, np.arange(len(order)), len(order))
     ahead = np.append(np.minimum.accumulate(ahead[::-1])[::-1], len(order))
@@ -495,8 +499,8 @@ def _with_targets(moves: Moves, stays: Stays) -> Moves:
     place[order] = np.arange(len(order))
     stay = np.append(order, NOWHERE)[ahead[place[n:]]]
     ran_on = np.where(
-        (stay >= 0) & (np.append(stays.request, NOWHERE)[stay] == request),
-        np.append(stays.engine, NOWHERE)[stay],
+        (stay >= 0) & (np.append(stayed, NOWHERE)[stay] == request),
+        np.append(engine, NOWHERE)[stay],
         NOWHERE,
     )
     sent_to = moves.target[at]

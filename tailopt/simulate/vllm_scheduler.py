@@ -45,17 +45,21 @@ survives of its blocks if it names the same ``sequence``.
 
 What follows, unless ``long_prefill_tokens`` is set: at most one running request is in the middle of its
 prefill, it is the last in running order, and decodes never wait for budget; so nobody is admitted beside it
-before its prefill is complete, and the only contents of which several copies exist are the last block of a
-shared prompt that ends with that block: each request with just this prompt computes its own.
+before its prefill is complete, and the only contents of which several copies exist are last blocks: that of a
+shared prompt that ends with it, as each request with just this prompt computes its own; and, under
+priorities, that of a request which fills it in the step in which the unfinished prefill preempts it, in vain,
+as it has to go too. Then nobody takes that block, it stays findable though it was never computed, and the
+request computes another one when it comes back.
 
 Scope: one full-attention KV cache group, decoder-only, forced output lengths, asynchronous scheduling off,
 no LoRA, no KV connector, pipeline degree 1, ``max_num_active_seqs`` and
 ``long_prefill_token_threshold_adaptive`` unset. Within it no difference to vLLM 0.32.0 is known, except
 that a request which outgrows the whole cache is an :class:`InputError` here, where vLLM waits for ever (its
 own start-up check of ``max_model_len`` keeps such requests away). Two things that vLLM does and that look
-like mistakes are kept. With ``long_prefill_tokens`` and priorities, a request preempted in the step in which
-it was already scheduled leaves blocks findable that were never computed. And with ``long_prefill_tokens``
-but without ``reserve_full_prompt``, two requests in prefill can preempt each other for ever.
+like mistakes are kept. Under priorities, a request preempted in the step in which it was already scheduled
+leaves blocks findable that were never computed: its last one as told above, with ``long_prefill_tokens`` any
+number. And with ``long_prefill_tokens`` but without ``reserve_full_prompt``, two requests in prefill can
+preempt each other for ever.
 """
 
 import bisect
