@@ -256,11 +256,11 @@ def test_an_interrupt_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = lagrangian.Priced.moved
     calls = []
 
-    def interrupted(self: lagrangian.Priced, target_s: float) -> np.ndarray:
-        calls.append(target_s)
+    def interrupted(self: lagrangian.Priced) -> np.ndarray:
+        calls.append(self)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return moved(self, target_s)
+        return moved(self)
 
     monkeypatch.setattr(lagrangian.Priced, "moved", interrupted)
     bound = priced(CONCAVE, iterations=50)

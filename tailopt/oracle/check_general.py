@@ -247,9 +247,11 @@ def _tabulate(
         )
         gain = price[i] - length[i] * rank_cost[:, column] - fixed[:, None]
         require(bool((np.abs(gain) < -NEVER).all()), "the multipliers are too large to compute with")
+        label = _labels(bound, length[i], float(areas[i]), float(prefill[i]), np.arange(ranks))
+        _fold(most[:, 1 : before + 2], np.cumsum(label)[: before + 1])
         after = most[:, np.minimum(rank + 1, ranks)]
         taken = np.full_like(after, NEVER)
-        step = np.minimum(_labels(bound, length[i], float(areas[i]), float(prefill[i]), column), last)
+        step = np.minimum(label[column], last)
         for shift in np.unique(step):
             rows = np.flatnonzero(step == shift)
             taken[:, rows, shift:] = after[:, rows, : last + 1 - shift]
@@ -280,6 +282,15 @@ def _labels(bound: PricedBound, length: int, context: float, prefill_s: float, c
     spread = 0.6180339887498949 * column % 1.0
     seconds = length * rises + (first.c_s * context + prefill_s)
     return np.floor(seconds / bound.label_s + spread).astype(np.int64)
+
+
+def _fold(most: Ints, before: Ints) -> None:
+    """Labels that so much before brings to the last class are one class."""
+    last = most.shape[2] - 1
+    beyond = np.arange(last) > (last - 1 - before[: most.shape[1]])[:, None]
+    folded = np.where(beyond, most[:, :, :last], NEVER).max(axis=2, initial=NEVER)
+    most[:, :, last] = np.maximum(most[:, :, last], folded)
+    most[:, :, :last][:, beyond] = NEVER
 
 
 def _most_before(length: int, seconds: list[list[Fraction]], makespan: Fraction) -> int:

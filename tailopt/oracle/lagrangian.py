@@ -37,6 +37,7 @@ nothing. The program does not depend on T, so T is bisected on its table.
 the engines of the best leaders leave out should cost more, one that several take less.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter as clock
@@ -45,8 +46,14 @@ import numpy as np
 
 from tailopt.arrays import Floats, Ints
 from tailopt.engine.decode_time import context_read
+from tailopt.engine.step_time import Lines
 from tailopt.oracle.lagrangian_kernel import collect, most_collected, tabulate, worth
-from tailopt.oracle.lagrangian_minorant import ConcaveMinorant, concave_minorants, ray_minorants
+from tailopt.oracle.lagrangian_minorant import (
+    ConcaveMinorant,
+    bent_minorants,
+    concave_minorants,
+    ray_minorants,
+)
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.units import Units, lines_of
 
@@ -63,6 +70,7 @@ LEAST_SHARE = 1e-6  # of the first rise, that a request costs at least in the fi
 LEAST_CHANGE = 0.2  # no price falls further in one step
 FEWEST_CLASSES, MOST_CLASSES = 6, 400
 BEYOND = 1.1  # labels are told apart up to this share of the makespan of the plan at hand
+SMOOTH, SMOOTH_STEPS = 0.02, 8  # share of the requests that move together at first; steps until half as many
 GOLDEN = 0.6180339887498949
 
 
@@ -119,20 +127,19 @@ class Ascent:
         self.best: Priced | None = None
         self.best_s = 0.0
         self._at: Priced | None = None
-        self._share, self._stuck = FIRST_SHARE, 0
+        self._share, self._stuck, self._steps = FIRST_SHARE, 0, 0
 
     def climb(self, iterations: int, deadline_s: float = np.inf) -> None:
         """So many dynamic programs more, unless the deadline (:func:`time.perf_counter`) comes first."""
-        upper_s = self.asked.upper_s
         for _ in range(iterations):
-            if clock() > deadline_s or self.best_s >= upper_s * (1 - CLOSE):
+            if clock() > deadline_s or self.best_s >= self.asked.upper_s * (1 - CLOSE):
                 break
             if self._at is None:
-                starts = [self.asked.evaluate(prices) for prices in self.asked.first_prices()]
-                self._look(max(starts, key=lambda start: start.refuted_s(0.0)))
+                for prices in self.asked.first_prices():
+                    self._look(self.asked.evaluate(prices))
+                self._at = self.best
             else:
-                target_s = self.best_s + self._share * (upper_s - self.best_s)
-                self._look(self.asked.evaluate(self._at.moved(target_s)))
+                self._look(self.asked.evaluate(self._at.moved()))
 
     def _look(self, found: "Priced") -> None:
         refuted_s = found.refuted_s(self.best_s)
@@ -140,9 +147,15 @@ class Ascent:
         self._stuck = 0 if refuted_s > self.best_s * (1 + LEAST_GAIN) else self._stuck + 1
         if self.best is None or refuted_s > self.best_s:
             self.best, self.best_s = found, refuted_s
+        found.aim(self.best_s + self._share * (self.asked.upper_s - self.best_s), self._width())
+        self._steps += 1
         if self._stuck > PATIENCE:
             self._at, self._stuck = self.best, 0
             self._share = self._share / 2 if self._share > LEAST_TARGET else FIRST_SHARE
+
+    def _width(self) -> int:
+        """How many neighbours by length move together: many at first."""
+        return int(len(self.asked.unit) * SMOOTH / (1 + self._steps / SMOOTH_STEPS))
 
 
 def priced_bound(
@@ -189,47 +202,58 @@ class Asked:
         self.leader[self.first] = np.arange(len(self.first))
 
         n_max = min(units.max_running, len(self.unit))
-        lines = lines_of(problem, n_max)
-        self.minorants = concave_minorants(lines, n_max, self._steps(n_max))
-        if n_max < len(self.unit):
-            self.minorants += ray_minorants(lines, n_max)
-        context = context_read(trace.context_tokens, trace.output_tokens)[self.requests]
         members = np.array([len(one) for one in units.members])
-        prefill_s = (units.prefill_s / members)[self.unit]
-        self._cost(context, prefill_s)
-        if len(self.minorants) > 1:
-            binding = np.unique(self._seconds_in_plan(self.engine_of).argmax(axis=1))
-            self.minorants = [self.minorants[q] for q in binding]
-            self._cost(context, prefill_s)
+        self.context = context_read(trace.context_tokens, trace.output_tokens)[self.requests]
+        self.prefill_s = (units.prefill_s / members)[self.unit]
+        lines = lines_of(problem, n_max)
+        alike = concave_minorants(lines, n_max, self._steps(n_max))
+        self.minorants, self.mixes = self._binding(alike, lines, n_max)
+        ranks = max(len(minorant.rises_s) for minorant in self.minorants)
+        self.rises = np.array([_padded(minorant.rises_s, ranks) for minorant in self.minorants])
+        slopes = np.array([minorant.c_s for minorant in self.minorants])
+        fixed_s = slopes[:, None] * self.context + self.prefill_s
+        self.cost_s = self.length[:, None] * self.rises[:, None, :] + fixed_s[:, :, None]
         self.most_before = self._most_before()
-        self.mixes = _mixes(len(self.minorants))
-        ranks = self.rises.shape[1]
-        states = int(np.minimum(self.most_before + 1, ranks + 1).sum()) * len(self.mixes)
+        states = int(self._states()) * len(self.mixes)
         self.classes = min(MOST_CLASSES, max(FEWEST_CLASSES, WORK // (states * LEVELS)))
         self.label_s = BEYOND * upper_s / self.classes
         self.label = labels(self.cost_s[0], self.label_s)
         deepest = int(min(self.most_before.max(), ranks)) + 1
         self.taken = np.zeros((len(self.unit), deepest, self.classes + 1), dtype=np.uint32)
 
-    def _cost(self, context: Ints, prefill_s: Floats) -> None:
-        """``[minorants, n, ranks]`` seconds of each request at each rank."""
-        ranks = max(len(minorant.rises_s) for minorant in self.minorants)
-        self.rises = np.array([_padded(minorant.rises_s, ranks) for minorant in self.minorants])
-        slopes = np.array([minorant.c_s for minorant in self.minorants])
-        fixed_s = slopes[:, None] * context + prefill_s
-        self.cost_s = self.length[:, None] * self.rises[:, None, :] + fixed_s[:, :, None]
+    def _binding(
+        self, alike: list[ConcaveMinorant], lines: Sequence[Lines], n_max: int
+    ) -> tuple[list[ConcaveMinorant], Floats]:
+        """The minorants that bind in the plan at hand, and how they are mixed.
+
+        Those that bind somewhere, and where requests have to wait the one that says most of such engines.
+        """
+        held = np.bincount(self.engine_of, minlength=self.engines)
+        seconds = self._seconds_in_plan(alike, self.engine_of)
+        binding = [alike[q] for q in np.unique(seconds[held <= n_max].argmax(axis=1))]
+        mixes = _mixes(len(binding))
+        if (held > n_max).any():
+            waiting = alike + ray_minorants(lines, n_max) + bent_minorants(alike, n_max)
+            seconds = self._seconds_in_plan(waiting, self.engine_of)[held > n_max]
+            best = waiting[int(seconds.sum(axis=0).argmax())]
+            if best not in binding:
+                binding.append(best)
+                mixes = np.block([[mixes, np.zeros((len(mixes), 1))], [np.zeros((1, mixes.shape[1])), 1.0]])
+        return binding, mixes
 
     def seconds_of(self, engine_of_unit: Ints) -> float:
         """Makespan of a plan by the minorants."""
-        return float(self._seconds_in_plan(engine_of_unit[self.unit]).max())
+        return float(self._seconds_in_plan(self.minorants, engine_of_unit[self.unit]).max())
 
-    def _seconds_in_plan(self, engine_of: Ints) -> Floats:
+    def _seconds_in_plan(self, minorants: list[ConcaveMinorant], engine_of: Ints) -> Floats:
         """``[m, minorants]`` seconds of a plan's engines by each minorant."""
-        seconds = np.zeros((self.engines, len(self.minorants)))
+        seconds = np.zeros((self.engines, len(minorants)))
         for e in range(self.engines):
-            mine = np.flatnonzero(engine_of == e)
-            rank = np.minimum(np.arange(len(mine)), self.rises.shape[1] - 1)
-            seconds[e] = self.cost_s[:, mine, rank].sum(axis=1)
+            mine = engine_of == e
+            length, context, prefill_s = self.length[mine], self.context[mine], self.prefill_s[mine]
+            for q, minorant in enumerate(minorants):
+                rises = _padded(minorant.rises_s, len(length))
+                seconds[e, q] = length @ rises + minorant.c_s * context.sum() + prefill_s.sum()
         return seconds
 
     def _steps(self, n_max: int) -> Floats:
@@ -240,6 +264,14 @@ class Asked:
             crowd = np.minimum(np.arange(1, len(mine) + 1), n_max)
             np.add.at(steps, crowd, -np.diff(mine, append=0))
         return steps
+
+    def _states(self) -> float:
+        """Pairs of a request and a rank in the dynamic program, each by the share of labels that is left."""
+        ranks = self.rises.shape[1]
+        rank = np.arange(ranks + 1)
+        before_s = np.concatenate([[0.0], np.cumsum(self.rises[0])])
+        left = 1 - self.length[:, None] * before_s / (BEYOND * self.upper_s)
+        return float(np.where(rank <= self.most_before[:, None], np.maximum(left, 0.0), 0.0).sum())
 
     def _most_before(self) -> Ints:
         """``[n]`` longer requests that an engine done by ``upper_s`` can hold besides each request."""
@@ -256,7 +288,7 @@ class Asked:
         alike = [self._costs_in_plan([q] * self.engines) for q in range(len(self.rises))]
         if len(alike) == 1:
             return alike
-        binding = self._seconds_in_plan(self.engine_of).argmax(axis=1)
+        binding = self._seconds_in_plan(self.minorants, self.engine_of).argmax(axis=1)
         return [self._costs_in_plan(binding.tolist()), *alike, np.mean(alike, axis=0)]
 
     def _costs_in_plan(self, minorant_of: list[int]) -> Floats:
@@ -293,7 +325,15 @@ class Asked:
         multipliers = np.concatenate([np.zeros((1, len(self.minorants))), multipliers])
         table = np.empty((len(self.first), len(multipliers), self.classes + 1))
         tabulate(
-            self.cost_s, self.label, self.most_before, prices, multipliers, self.leader, self.taken, table
+            self.cost_s,
+            self.label,
+            self.most_before,
+            prices,
+            multipliers,
+            self.leader,
+            self.taken,
+            table,
+            True,
         )
         return Priced(self, prices, multipliers, table)
 
@@ -312,6 +352,7 @@ class Priced:
             np.empty(units, np.int64),
         )
         self.leaders = np.empty(asked.engines, np.int64)
+        self.move = np.zeros(0)
 
     def surplus(self, makespan_s: float) -> float:
         """What engines done by then can collect at most, over the sum of all prices; negative: not enough."""
@@ -333,17 +374,20 @@ class Priced:
                 high = middle
         return low
 
-    def moved(self, target_s: float) -> Floats:
-        """Prices a step along the subgradient of the surplus at a makespan, long enough to use it up."""
-        asked = self.asked
-        surplus = self.surplus(target_s)
+    def aim(self, makespan_s: float, width: int) -> None:
+        """Fix the subgradient of the surplus at a makespan, while the dynamic program is the last one."""
+        asked, surplus = self.asked, self.surplus(makespan_s)
         times = np.full(len(self.prices), -1.0)
         for leader in self.leaders[self.leaders >= 0]:
             collect(asked.label, asked.most_before, asked.taken, int(asked.first[leader]),
                     int(self.label[leader]), int(self.chosen[leader]), times)  # fmt: skip
         scaled = times * self.prices
-        step = max(0.0, surplus) / max(float(scaled @ scaled), 1e-300)
-        return np.asarray(self.prices * np.maximum(1 - step * scaled, LEAST_CHANGE))
+        move = smoothed(scaled, width)
+        self.move = max(0.0, surplus) / max(float(scaled @ move), 1e-300) * move
+
+    def moved(self) -> Floats:
+        """Prices a step along it, long enough to use the surplus up."""
+        return np.asarray(self.prices * np.maximum(1 - self.move, LEAST_CHANGE))
 
     def argument(self, lower_s: float, places: int = 0, states: int = 0) -> PricedBound:
         """The bound, with all that proves it."""
@@ -361,6 +405,20 @@ class Priced:
         )
 
 
+def smoothed(values: Floats, width: int) -> Floats:
+    """Means over so many neighbours on either side, twice: a matrix with no negative eigenvalue.
+
+    >>> smoothed(np.array([0.0, 0.0, 9.0, 0.0, 0.0]), 1)
+    array([1.5, 2. , 3. , 2. , 1.5])
+    """
+    if width == 0:
+        return values
+    kernel = np.ones(2 * width + 1)
+    inside = np.convolve(np.ones(len(values)), kernel, "same")
+    once = np.convolve(values / inside, kernel, "same")
+    return np.asarray(np.convolve(once, kernel, "same") / inside)
+
+
 def _padded(rises: tuple[float, ...], ranks: int) -> Floats:
     """The first ``ranks`` rises; the last one goes on."""
     return np.array([*rises[:ranks], *(rises[-1],) * (ranks - len(rises))])
@@ -369,4 +427,5 @@ def _padded(rises: tuple[float, ...], ranks: int) -> Floats:
 def _mixes(minorants: int) -> Floats:
     """``[mixes, minorants]`` shares of the minorants: each alone, and each two by halves."""
     alone = np.eye(minorants)
-    return np.array([*alone, *((alone[p] + alone[q]) / 2 for p in range(minorants) for q in range(p))])
+    halves = [(alone[p] + alone[q]) / 2 for p in range(minorants) for q in range(p)]
+    return np.concatenate([alone, np.array(halves).reshape(-1, max(1, minorants))[:, :minorants]])

@@ -24,6 +24,7 @@ def tabulate(
     leader: Ints,
     taken: Taken,
     table: Floats,
+    folded: bool = False,
 ) -> None:
     """Most that an engine collects, less its time at each multiplier, by its leader and the label of its set.
 
@@ -36,20 +37,23 @@ def tabulate(
         leader: ``[n]`` row of the table that a set led by this request goes to, or -1 if it cannot lead.
         taken: written, for :func:`collect`.
         table: ``[rows, k, classes + 1]`` written; the last class holds all labels from there on.
+        folded: whether the last class also holds what :func:`fold` says.
     """
     minorants, n, ranks = cost_s.shape
     k_max, last = len(multiplier), table.shape[2] - 1
     most = np.full((ranks + 1, k_max, last + 1), -np.inf)  # from request i on, if r longer ones are there
     most[:, :, 0] = 0.0
-    top = np.zeros(ranks + 1, np.int64)  # the largest label reached
+    top = np.zeros(ranks + 1, np.int64)  # the largest label reached, but for the last
     table[:] = -np.inf
     for i in range(n - 1, -1, -1):
-        for r in range(min(most_before[i], ranks) + 1):
+        deepest = min(most_before[i], ranks)
+        if folded:
+            fold(most[: min(deepest + 1, ranks) + 1], top, label[i])
+        for r in range(deepest + 1):
             column, after = min(r, ranks - 1), min(r + 1, ranks)
             if r == 0 and leader[i] < 0:
                 continue
             step = min(label[i, column], last)
-            reached = min(last, top[after] + step)
             # if i is taken and nothing longer is there, it leads
             here = most[r] if r > 0 else table[leader[i]]
             there = most[after].copy() if r == after else most[after]
@@ -59,29 +63,52 @@ def tabulate(
                 gain = price[i]
                 for q in range(minorants):
                     gain -= multiplier[k, q] * cost_s[q, i, column]
-                take(there[k], here[k], marks, gain, step, reached, 1 << k)
-            top[r] = max(top[r], reached)
+                take(there[k], here[k], marks, gain, step, top[after], 1 << k)
+            top[r] = max(top[r], min(last - 1, top[after] + step))
 
 
 @njit(cache=True)
+def fold(most: Floats, top: Ints, label: Ints) -> None:
+    """Put into the last class what r requests with such labels would bring there anyway.
+
+    Args:
+        most: ``[rows, k, classes + 1]``, row r for r longer requests.
+        top: ``[rows]`` the largest label of each row, but for the last; changed.
+        label: ``[ranks]`` of the request at hand; those of longer ones are no less, but for rounding.
+    """
+    rows, k_max, classes = most.shape
+    last, before = classes - 1, 0
+    for r in range(1, rows):
+        before += label[r - 1]
+        limit = max(-1, last - 1 - before)
+        for b in range(limit + 1, top[r] + 1):
+            for k in range(k_max):
+                most[r, k, last] = max(most[r, k, last], most[r, k, b])
+                most[r, k, b] = -np.inf
+        top[r] = min(top[r], limit)
+
+
+@njit(cache=True, fastmath={"nnan", "nsz"})  # a maximum may be taken in any order
 def take(
-    after: Floats, here: Floats, marks: NDArray[np.uint32], gain: float, step: int, reached: int, bit: int
+    after: Floats, here: Floats, marks: NDArray[np.uint32], gain: float, step: int, top: int, bit: int
 ) -> None:
     """Raise ``here[b]`` to ``after[b - step] + gain`` where that is more, mark it; the last b: the rest."""
     last = len(here) - 1
     flag = np.uint32(bit)
-    for b in range(step, min(reached, last - 1) + 1):
-        with_it, without = after[b - step] + gain, here[b]
+    none = np.uint32(0)
+    count = max(0, min(top, last - 1 - step) + 1)
+    raised, mark = here[step : step + count], marks[step : step + count]
+    for b in range(count):
+        with_it, without = after[b] + gain, raised[b]
         more = with_it > without
-        here[b] = with_it if more else without
-        marks[b] |= flag if more else np.uint32(0)
-    if reached == last:
-        best = -np.inf
-        for b in range(last - step, last + 1):
-            best = max(best, after[b])
-        if best + gain > here[last]:
-            here[last] = best + gain
-            marks[last] |= flag
+        raised[b] = with_it if more else without
+        mark[b] |= flag if more else none
+    best = after[last]
+    for b in range(max(0, last - step), top + 1):
+        best = max(best, after[b])
+    if best + gain > here[last]:
+        here[last] = best + gain
+        marks[last] |= flag
 
 
 @njit(cache=True)

@@ -17,6 +17,7 @@ from tailopt.engine.step_time import Lines
 from tailopt.oracle.minorant import SHRINK, separable_minorants
 
 FLAT = 2.0**-40  # share of the first rise by which rises that are one may differ
+BENDS = 14  # places where the functions of a fleet that cannot run all its requests together are bent
 MOST_CORNERS = 48  # of a g that the linear program chooses
 
 
@@ -71,6 +72,27 @@ def ray_minorants(lines: Sequence[Lines], n_max: int) -> list[ConcaveMinorant]:
     found = [(float((base_s / n).min()), slope_s) for base_s, slope_s in separable_minorants(lines, n_max)]
     rays = [ConcaveMinorant((SHRINK * b_s,), SHRINK * slope_s) for b_s, slope_s in found if b_s > 0]
     return list(dict.fromkeys(rays))
+
+
+def bent_minorants(minorants: Sequence[ConcaveMinorant], n_max: int) -> list[ConcaveMinorant]:
+    """Concave functions below those given up to ``n_max`` requests, and rising more steeply beyond.
+
+    Where more requests share an engine than it runs together, those beyond cost the last rise, and that of a
+    concave function is its least. So it is followed up to k requests, then along the chord to ``n_max``.
+
+    >>> [bent] = bent_minorants([ConcaveMinorant((4.0, 2.0, 1.0, 0.0), 0.0)], 4)[1:2]
+    >>> [round(rise, 6) for rise in bent.rises_s]
+    [4.0, 1.0]
+    """
+    found = []
+    for minorant in minorants:
+        rises = np.array(minorant.rises_s)[np.minimum(np.arange(n_max), len(minorant.rises_s) - 1)]
+        flat = np.concatenate([[0.0], np.cumsum(rises)])
+        for k in np.unique(np.geomspace(1, n_max, BENDS).astype(np.int64)) - 1:
+            chord = min((flat[-1] - flat[k]) / (n_max - k), rises[max(0, k - 1)])
+            rises_s = SHRINK * np.append(rises[:k], chord)
+            found.append(ConcaveMinorant(tuple(rises_s.tolist()), minorant.c_s))
+    return found
 
 
 def _chosen(base_s: Floats, steps: Floats) -> Floats:

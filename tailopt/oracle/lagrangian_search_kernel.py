@@ -8,6 +8,7 @@ import numpy as np
 from numba import njit
 
 from tailopt.arrays import Floats, Ints
+from tailopt.oracle.lagrangian_kernel import fold
 
 REFUTED, FOUND, GIVEN_UP = 0, 1, 2
 
@@ -34,42 +35,45 @@ def rests(
     k_max, last = len(multiplier), rest.shape[2] - 1
     most = np.full((ranks + 1, k_max, last + 1), -np.inf)
     most[:, :, 0] = 0.0
-    top = np.zeros(ranks + 1, np.int64)  # the largest label reached
+    top = np.zeros(ranks + 1, np.int64)  # the largest label reached, but for the last
     places = len(start) - 2
     if n <= places:
         for r in range(start[n + 1] - start[n]):
             rest[start[n] + r] = most[r]
     for i in range(n - 1, -1, -1):
-        for r in range(1, min(most_before[i], ranks) + 1):
+        deepest = min(most_before[i], ranks)
+        fold(most[: min(deepest + 1, ranks) + 1], top, label[i])
+        for r in range(1, deepest + 1):
             column, after = min(r, ranks - 1), min(r + 1, ranks)
             step = min(label[i, column], last)
-            reached = min(last, top[after] + step)
             there = most[after].copy() if r == after else most[after]
             for k in range(k_max):
                 gain = price[i]
                 for q in range(minorants):
                     gain -= multiplier[k, q] * cost_s[q, i, column]
-                add(there[k], most[r, k], gain, step, reached)
-            top[r] = max(top[r], reached)
+                add(there[k], most[r, k], gain, step, top[after])
+            top[r] = max(top[r], min(last - 1, top[after] + step))
         if i <= places:
             for r in range(start[i + 1] - start[i]):
                 rest[start[i] + r] = most[r]
 
 
-@njit(cache=True)
-def add(after: Floats, here: Floats, gain: float, step: int, reached: int) -> None:
+@njit(cache=True, fastmath={"nnan", "nsz"})
+def add(after: Floats, here: Floats, gain: float, step: int, top: int) -> None:
     """Raise ``here[b]`` to ``after[b - step] + gain`` where that is more; the last b holds all beyond."""
     last = len(here) - 1
-    for b in range(step, min(reached, last - 1) + 1):
-        here[b] = max(here[b], after[b - step] + gain)
-    if reached == last:
-        best = -np.inf
-        for b in range(last - step, last + 1):
-            best = max(best, after[b])
-        here[last] = max(here[last], best + gain)
+    count = max(0, min(top, last - 1 - step) + 1)
+    raised = here[step : step + count]
+    for b in range(count):
+        with_it, without = after[b] + gain, raised[b]
+        raised[b] = with_it if with_it > without else without
+    best = after[last]
+    for b in range(max(0, last - step), top + 1):
+        best = max(best, after[b])
+    here[last] = max(here[last], best + gain)
 
 
-@njit(cache=True)
+@njit(cache=True, fastmath={"nnan", "nsz"})  # a maximum may be taken in any order
 def collectable(rest: Floats, multiplier: Floats, room_s: Floats, least: Floats) -> float:
     """Most that an engine with so much room (for each minorant) collects by a row of :func:`rests`."""
     k_max, classes = rest.shape
@@ -130,7 +134,7 @@ def explore(
     child, room = np.zeros((places + 1, engines), np.int64), np.empty(minorants)
     collected = np.zeros((places + 1, engines))
     children, following = np.zeros(places + 1, np.int64), np.zeros(places + 1, np.int64)
-    least = np.empty(rest.shape[2])
+    least, alone = np.empty(rest.shape[2]), np.empty(engines)
     placed = np.zeros(n + 1)
     for i in range(n):
         placed[i + 1] = placed[i] + price[i]
@@ -147,6 +151,11 @@ def explore(
             if i == places or states > most_states:
                 return GIVEN_UP, states, deepest
             first = started[i + 1] > started[i]
+            for g in range(opened[i]):  # what each engine collects if this request goes elsewhere
+                for q in range(minorants):
+                    room[q] = makespan_s - load_s[i, g, q]
+                row = start[i + 1] + min(held[i, g], ranks)
+                alone[g] = collectable(rest[row], multiplier, room, least)
             for e in range(min(opened[i] + 1, engines) if first else engines):
                 if not first and e != engine_of[unit[i]]:
                     continue
@@ -157,17 +166,13 @@ def explore(
                 if not fits:
                     continue
                 states += 1
-                sum_ = placed[i + 1]
                 now_open = max(opened[i], e + 1)
-                for g in range(now_open):
-                    r = held[i, g] + (g == e)
-                    for q in range(minorants):
-                        taken = load_s[i, g, q]
-                        if g == e:
-                            taken += cost_s[q, i, column]
-                        room[q] = makespan_s - taken
-                    row = start[i + 1] + min(r, ranks)
-                    sum_ += collectable(rest[row], multiplier, room, least)
+                for q in range(minorants):
+                    room[q] = makespan_s - load_s[i, e, q] - cost_s[q, i, column]
+                row = start[i + 1] + min(held[i, e] + 1, ranks)
+                sum_ = placed[i + 1] + collectable(rest[row], multiplier, room, least)
+                for g in range(opened[i]):
+                    sum_ += alone[g] if g != e else 0.0
                 sum_ = with_new_engines(sum_, value, prefix, started[i + 1], engines - now_open, slack)
                 if sum_ >= enough:
                     at = children[i]
