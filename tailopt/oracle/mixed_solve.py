@@ -28,7 +28,7 @@ from tailopt.simulate.simulator import simulate
 
 SLICES = 20  # of the local search, without a time limit
 ITERATIONS, MOST_ITERATIONS = 16, 10_000  # of the bound, without a time limit and with one
-SEARCH_SHARE, CROWDED_SHARE, QUEUES_SHARE = 0.1, 0.1, 0.4  # of the time limit
+SEARCH_SHARE, CROWDED_SHARE, QUEUES_SHARE = 0.1, 0.2, 0.45  # of the time limit
 
 
 def kinds(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0) -> Certificate:
