@@ -1,9 +1,11 @@
 """Several kinds of engines, or caches that do not hold everything: a better plan, then prices on kinds.
 
-    quick certificate -> local search -> order and limits of the engines done last -> prices on kinds
+    quick certificate -> local search -> queues, where requests have to wait -> prices on kinds
 
-The local search goes by the engines' own times where everything fits (:mod:`tailopt.oracle.local_search`),
-and by their rows, set right by simulation, where requests have to wait (:mod:`tailopt.oracle.mixed_search`).
+The local search goes by the engines' own times where everything fits (:mod:`tailopt.oracle.local_search`).
+Where requests have to wait it goes by their rows, set right by simulation
+(:mod:`tailopt.oracle.mixed_search`); then order, limits and dealing are searched together
+(:mod:`tailopt.oracle.mixed_queues`).
 """
 
 from contextlib import suppress
@@ -11,12 +13,13 @@ from time import perf_counter as clock
 
 import numpy as np
 
-from tailopt.oracle.admission import Admission, admit, improve, with_queues
+from tailopt.oracle.admission import Admission, admit, with_queues
 from tailopt.oracle.alone import concave
 from tailopt.oracle.bound_and_fill import plan_of, staircase
 from tailopt.oracle.certificate import Certificate
 from tailopt.oracle.local_search import local_search
 from tailopt.oracle.mixed_priced import priced_kinds_bound
+from tailopt.oracle.mixed_queues import queue_search
 from tailopt.oracle.mixed_search import crowded_search
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.units import Units, units_of
@@ -25,7 +28,7 @@ from tailopt.simulate.simulator import simulate
 
 SLICES = 20  # of the local search, without a time limit
 ITERATIONS, MOST_ITERATIONS = 16, 10_000  # of the bound, without a time limit and with one
-SEARCH_SHARE, CROWDED_SHARE, WAITING_SHARE, ADMISSION_SHARE = 0.1, 0.35, 0.15, 0.1  # of the time limit
+SEARCH_SHARE, CROWDED_SHARE, QUEUES_SHARE = 0.1, 0.2, 0.45  # of the time limit
 
 
 def kinds(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0) -> Certificate:
@@ -112,11 +115,10 @@ def _better_plan(
     run = min(run, other, key=lambda one: one.makespan_s)
     if not waits(problem, run):
         return run, "local search"
-    share = CROWDED_SHARE if run.preemptions.any() else WAITING_SHARE
-    deadline_s = clock() + share * limit_s
+    deadline_s = clock() + CROWDED_SHARE * limit_s
     run = crowded_search(problem, units, run, lower_s=lower_s, deadline_s=deadline_s, seed=seed)
-    deadline_s = clock() + ADMISSION_SHARE * limit_s
-    return admitted(problem, run, lower_s=lower_s, deadline_s=deadline_s, seed=seed), "crowded search"
+    deadline_s = clock() + QUEUES_SHARE * limit_s
+    return queue_search(problem, run, lower_s=lower_s, deadline_s=deadline_s, seed=seed), "queue search"
 
 
 def with_limits(problem: Problem, certificate: Certificate) -> Certificate:
@@ -129,43 +131,27 @@ def with_limits(problem: Problem, certificate: Certificate) -> Certificate:
     if certificate.status == "optimal" or all(map(concave, lines)):
         return certificate
     started, run = clock() - certificate.wall_s, simulate(problem.trace, fleet, certificate.plan)
-    other = admitted(problem, run, lower_s=certificate.lower_s, deadline_s=np.inf, seed=0, orders=False)
+    other = admitted(problem, run, lower_s=certificate.lower_s)
     return certificate.improved(
         certificate.bound_argument, other, certificate.method, started, certificate.seed
     )
 
 
-def admitted(
-    problem: Problem, run: Run, *, lower_s: float, deadline_s: float, seed: int, orders: bool = True
-) -> Run:
-    """The same dealing with better limits and orders: the engine done last is improved until that fails."""
+def admitted(problem: Problem, run: Run, *, lower_s: float) -> Run:
+    """The same dealing with better limits: the engine done last gets a better one until that fails."""
     queues: list[Admission | None] = []
     for e, engine in enumerate(run.plan.engines):
         mine = run.plan.order[run.plan.engine_of[run.plan.order] == e]
         seconds = float(run.finish_s[run.engine == e].max()) if len(mine) else 0.0
         queues.append(Admission(mine, engine.max_running, seconds) if len(mine) else None)
     tried: set[int] = set()
-    budget_s = max(0.0, deadline_s - clock())
     with suppress(KeyboardInterrupt):
-        while clock() < deadline_s:
+        while True:
             e = max(range(len(queues)), key=lambda e: 0.0 if (q := queues[e]) is None else q.seconds)
             now = queues[e]
-            if now is None or now.seconds <= lower_s:
+            if now is None or now.seconds <= lower_s or e in tried:
                 break
-            if e in tried and not orders:
-                break
-            if e in tried:  # its limit is as good as it gets: now the order
-                until = np.inf if deadline_s == np.inf else min(deadline_s, clock() + budget_s / 4)
-                others = max((q.seconds for i, q in enumerate(queues) if q and i != e), default=0.0)
-                goal_s = max(lower_s, min(others, now.seconds * 0.999))
-                better = improve(problem, e, now, goal_s=goal_s, deadline_s=until, seed=seed + len(tried))
-                if better.seconds > now.seconds * (1 - 1e-5):
-                    break
-            else:
-                tried.add(e)
-                better = min(
-                    now, admit(problem, e, now.order, deadline_s=deadline_s), key=lambda q: q.seconds
-                )
-            queues[e] = better
+            tried.add(e)
+            queues[e] = min(now, admit(problem, e, now.order), key=lambda q: q.seconds)
     other = simulate(problem.trace, problem.fleet, with_queues(problem, queues))
     return min(run, other, key=lambda one: one.makespan_s)
