@@ -1,16 +1,26 @@
 """The scripts in papers/ and benchmarks/simulators: they run, and compute what their pages say."""
 
 import importlib.util
+import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tailopt.engine.profile import ShapeProfile
 from tailopt.engine.step_time import Affine
+from tailopt.plan import View
+from tailopt.policies import resolve_policy
+from tailopt.policies.units import plan_units
+from tailopt.simulate import simulate
+from tailopt.trace import Trace
+from tailopt.trace.transforms import sample_batches
 
 ROOT = Path(__file__).parent.parent
 CLOSED_LOOP = ROOT / "papers" / "closed_loop"
@@ -84,3 +94,90 @@ def test_our_side_of_the_simulators_benchmark() -> None:
     grown = script.growth_case(200, script.TIGHT, "shared")
     assert 0 < grown["use"] < 1
     assert grown["peak_mb"] >= grown["before_mb"] > 10
+
+
+@pytest.fixture(scope="module")
+def best_k() -> ModuleType:
+    return loaded("best_k_run", ROOT / "papers" / "best_k" / "run.py")
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, 400), min_size=2, max_size=9), st.integers(2, 4), st.integers(0, 2**32 - 1))
+def test_isolations_are_what_they_say(
+    best_k: ModuleType, lengths: list[int], engines: int, seed: int
+) -> None:
+    fleet = best_k.Cell("gpqa-qwen3-max", "MoE", engines, 1, 9, 0).fleet()
+    batch = Trace.of([[length] for length in lengths])
+    view = View.at_start(batch, fleet, np.array(lengths, float), seed=seed)
+    plain, balanced = best_k.isolations(view, balance=False), best_k.isolations(view, balance=True)
+    assert [(way.k, way.pool) for way in plain] == [(way.k, way.pool) for way in balanced]
+    assert {(way.k, way.pool) for way in plain[1:]} == {
+        (k, t) for k in range(1, len(lengths) + 1) for t in range(1, engines)
+    }
+    for way in plain + balanced:
+        finish_s = simulate(batch, fleet, plan_units(view, way.engine_of)).finish_s
+        assert way.predicted_s == pytest.approx(finish_s.max(), rel=1e-9)
+        for k in {way.k} - {0, len(lengths)}:  # nobody outside the k is longer than one of them
+            used = [
+                set(way.engine_of[order].tolist())
+                for order in np.split(np.argsort(-batch.output_tokens), [k])
+            ]
+            ties = sorted(lengths)[-k] == sorted(lengths)[-k - 1]
+            assert ties or not used[0] & used[1]
+            assert len(used[0]) <= way.pool
+            assert len(used[1]) <= engines - way.pool
+    found = best_k.policies(view)
+    named = [resolve_policy(f"top_k(k={way.k}, tail_engines={max(1, way.pool)})") for way in plain]
+    assert found["best k, best pool"].predicted_s == pytest.approx(
+        min(simulate(batch, fleet, policy(view)).makespan_s for policy in named), rel=1e-9
+    )
+    assert found["best k, best pool"].predicted_s <= found["best k, one tail engine"].predicted_s
+
+
+def test_best_k_goes_on_where_it_was_and_gives_the_numbers_of_its_page(
+    best_k: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, results = tmp_path / "cells", tmp_path / "results"
+    told = ["run.py", "--out", str(out), "--results", str(results), "--groups", "3", "--curves", "dense"]
+    told += ["--traces", "gpqa-qwen3-max"]
+    monkeypatch.setattr(sys, "argv", [*told, "--engines", "2"])
+    best_k.main()
+    (first,) = out.iterdir()
+    kept = first.read_bytes()
+    monkeypatch.setattr(sys, "argv", [*told, "--engines", "2", "4"])
+    best_k.main()
+    assert first.read_bytes() == kept  # not computed again: CPU seconds would differ
+    names = {"RESULTS.md", "results.json", "ecdf.svg"}
+    before = {name: (results / name).read_bytes() for name in names}
+    first.unlink()
+    best_k.main()
+    assert {name: (results / name).read_bytes() for name in names} == before
+    found = json.loads(before["results.json"])["cells"]
+    page = json.loads((ROOT / "papers" / "best_k" / "results.json").read_text("utf-8"))["cells"]
+    for cell in found:
+        assert all(ratio >= 1 for ratio in cell["ratio"]["lower_s"])
+        same = [c for c in page if all(c[k] == cell[k] for k in ("trace", "curve", "engines", "seed"))]
+        (of_page,) = same
+        assert cell["ratio"]["lower_s"] == pytest.approx(of_page["ratio"]["lower_s"][:3], abs=2e-4)
+
+
+def test_redrawn_samples_are_those_of_the_prompt() -> None:
+    not_knowing = loaded("not_knowing_table", ROOT / "papers" / "not_knowing" / "table.py")
+    trace = Trace.of([[3, 5, 8, 8], [20, 30, 10, 40], [1, 2, 2, 9]])
+    (batch,) = sample_batches(trace, batches=1, prompts=2, samples=2, seed=3)
+    drawn = not_knowing.redrawn(batch, 4000)
+    assert drawn.shape == (4000, 4)
+    for prompt, name in enumerate(batch.trace.prompt_ids):
+        every = np.sort(trace.output_tokens[trace.prompt == int(name)])
+        mine = drawn[:, batch.trace.prompt == prompt]
+        assert mine.mean() == pytest.approx(every.mean(), rel=0.05)
+        has = Counter(every.tolist())
+        assert all(Counter(row) <= has for row in mine.tolist())
+        assert set(mine.ravel().tolist()) == set(every.tolist())
+
+
+def test_how_close_one_can_come_is_the_mean_over_traces() -> None:
+    not_knowing = loaded("not_knowing_table", ROOT / "papers" / "not_knowing" / "table.py")
+    names = ("price, at least", "price, at most", "redrawn: price, at least", "redrawn: price, at most")
+    rows = [[dict(zip(names, start + np.array([0.0, 0.1, 0.2, 0.3]), strict=True))] for start in (1.0, 1.1)]
+    assert re.findall(r"\d\.\d+", not_knowing.closest(rows)) == ["1.050", "1.150", "1.250", "1.350"]

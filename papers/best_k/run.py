@@ -46,7 +46,7 @@ TRACES = (
     "gpqa-deepseek-reasoner", "gpqa-gpt-5.2-xhigh", "gpqa-qwen3-max",
     "aime24-llama-3.2-3b-rl",
 )  # fmt: skip
-ENGINES = (2, 4, 8)
+ENGINES = (2, 4)
 LIMITS = (0.01, 0.04)
 """The two that the source counts groups within."""
 
@@ -337,7 +337,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="one file a cell; may be there already")
     parser.add_argument("--results", type=Path, default=HERE, help="where tables and figure go")
     parser.add_argument("--traces", nargs="+", default=TRACES)
-    parser.add_argument("--curves", nargs="+", choices=CURVES, default=list(CURVES))
+    parser.add_argument("--curves", nargs="+", choices=CURVES, default=["MoE", "dense"])
     parser.add_argument("--engines", nargs="+", type=int, default=ENGINES)
     parser.add_argument("--groups", type=int, default=100)
     parser.add_argument("--trajectories", type=int, default=100)
