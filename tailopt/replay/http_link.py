@@ -556,12 +556,15 @@ class HttpLink:
             names = [f"{one.id or 'cmpl-' + one.name}-0" for one in tasks.values()]
             assert names
             assert all(names)  # none, or an empty one, stands for all
-            if path == "/abort_requests":
-                await self._client.must("POST", path, json={"request_ids": names})
-            else:
-                for one in tasks.values():
-                    await self._client.must("POST", path, json={"rid": one.name})
-            await asyncio.wait(tasks, timeout=self._settings.abort_s / 2)
+            try:
+                if path == "/abort_requests":
+                    await self._client.must("POST", path, json={"request_ids": names})
+                else:
+                    for one in tasks.values():
+                        await self._client.must("POST", path, json={"rid": one.name})
+                await asyncio.wait(tasks, timeout=self._settings.abort_s / 2)
+            except Trouble:  # listed, and not to be had
+                self._client.abilities = self._client.abilities.without(path)
         closed = [task for task in tasks if not task.done()]
         for task in closed:
             task.cancel()
