@@ -101,6 +101,9 @@ class HttpLink:
         self._kick, self._idle = asyncio.Event(), asyncio.Event()
         self._streams: dict[int, _Stream] = {}
         self._unsent: deque[_Stream] = deque()
+        self._tasks: set[asyncio.Task[None]] = (
+            set()
+        )  # some outlive their streams: of a server that lags behind
         self._new: dict[int, list[int]] = {}
         self._gathering = False
         self._limit = 1 << 30
@@ -190,9 +193,9 @@ class HttpLink:
         self._why, self.alive = why, False
         if not self.connected.done():
             self.connected.set_exception(Trouble(f"server {self.server}: {why}"))
-        for stream in self._streams.values():
-            if stream.task is not None:
-                stream.task.cancel()
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
         self._emit("died")
         if self._task is not asyncio.current_task():
             self._inbox.put_nowait({"do": "stop"})
@@ -200,8 +203,7 @@ class HttpLink:
     async def _shut(self) -> None:
         self._why = self._why or "closed"
         self._client.closing = True
-        tasks = [stream.task for stream in self._streams.values() if stream.task is not None]
-        for task in tasks:
+        for task in (tasks := list(self._tasks)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._task is not None:
@@ -338,6 +340,8 @@ class HttpLink:
                     self._end_s = time.monotonic()
                 stream.sent_s = stream.heard_s = self._heard_s = time.monotonic()
                 stream.task = asyncio.create_task(self._run(stream))
+                self._tasks.add(stream.task)
+                stream.task.add_done_callback(self._tasks.discard)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stream.answered.wait(), ORDER_S)
             self._idle.set()
