@@ -588,8 +588,11 @@ def test_silence_is_noticed(fault: str, tmp_path: Path) -> None:
 def test_who_does_not_listen_hears_no_silence(tmp_path: Path) -> None:
     """A machine that was stopped, or too busy to hear a server, does not take it for dead."""
 
+    times = [0]
+
     def deaf(now_s: float, left: Any) -> None:
-        for _ in range(3):
+        times[0] += now_s > 0
+        if now_s > 0 and times[0] <= 3:
             engines._loop.call_soon_threadsafe(time.sleep, 0.8)
 
     fleet, path = Fleet.of(PROFILE, "2xTP1"), tmp_path / "record.jsonl"
@@ -599,6 +602,7 @@ def test_who_does_not_listen_hears_no_silence(tmp_path: Path) -> None:
             run = execute(BATCH, fleet, policy, view, engines, record=path, progress=deaf)
         check(run, read_record(path))
         assert [len(server.completions) for server in servers] == [4, 4]
+    assert times[0] > 0
 
 
 def free_port() -> int:
@@ -720,7 +724,7 @@ def test_ctrl_c_and_go_on(tmp_path: Path) -> None:
     """SIGINT to the real command in the middle, twice; no token is lost or counted twice."""
     with fakes(step_s=0.01, max_running=64) as servers:
         options = study_options(servers, tmp_path)
-        path = tmp_path / "study" / "0-lpt-truth-0.jsonl"
+        path = tmp_path / "study" / "0_lpt_truth-0.jsonl"
         begun = None
         for lines in (12, 30):
             with tailopt(*options, *(["--go-on"] if begun else [])) as process:
@@ -750,7 +754,7 @@ def test_ctrl_c_and_go_on(tmp_path: Path) -> None:
     check_study(tmp_path / "study", begun)
 
 
-@pytest.mark.parametrize("most_bytes", [100, 9000, 14000])
+@pytest.mark.parametrize("most_bytes", [100, 12000])
 def test_disk_full_and_go_on(most_bytes: int, tmp_path: Path) -> None:
     """In the header or in a line behind it: one line of error, and with room it goes on from there."""
     pytest.importorskip("resource", reason="not on Windows")
@@ -762,7 +766,7 @@ def test_disk_full_and_go_on(most_bytes: int, tmp_path: Path) -> None:
         assert out == ""
         assert err.count("\n") == 1, err
         assert "File too large" in err
-        path = tmp_path / "study" / "0-lpt-truth-0.jsonl"
+        path = tmp_path / "study" / "0_lpt_truth-0.jsonl"
         sizes = [one.stat().st_size for one in (tmp_path / "study").rglob("*") if one.is_file()]
         assert max(sizes, default=0) <= most_bytes
         begun = None
@@ -770,6 +774,7 @@ def test_disk_full_and_go_on(most_bytes: int, tmp_path: Path) -> None:
             assert path.stat().st_size == most_bytes
             begun = read_record(path)
             assert begun.last is None
+        assert (begun is not None) == (most_bytes > 10000)
         assert not any(server.paused for server in servers)
         with tailopt(*options, "--go-on", "--json") as process:
             out, err = process.communicate(timeout=120)

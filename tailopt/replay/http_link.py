@@ -101,6 +101,9 @@ class HttpLink:
         self._kick, self._idle = asyncio.Event(), asyncio.Event()
         self._streams: dict[int, _Stream] = {}
         self._unsent: deque[_Stream] = deque()
+        self._tasks: set[asyncio.Task[None]] = (
+            set()
+        )  # some outlive their streams: of a server that lags behind
         self._new: dict[int, list[int]] = {}
         self._gathering = False
         self._limit = 1 << 30
@@ -190,9 +193,9 @@ class HttpLink:
         self._why, self.alive = why, False
         if not self.connected.done():
             self.connected.set_exception(Trouble(f"server {self.server}: {why}"))
-        for stream in self._streams.values():
-            if stream.task is not None:
-                stream.task.cancel()
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
         self._emit("died")
         if self._task is not asyncio.current_task():
             self._inbox.put_nowait({"do": "stop"})
@@ -200,8 +203,7 @@ class HttpLink:
     async def _shut(self) -> None:
         self._why = self._why or "closed"
         self._client.closing = True
-        tasks = [stream.task for stream in self._streams.values() if stream.task is not None]
-        for task in tasks:
+        for task in (tasks := list(self._tasks)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._task is not None:
@@ -338,6 +340,8 @@ class HttpLink:
                     self._end_s = time.monotonic()
                 stream.sent_s = stream.heard_s = self._heard_s = time.monotonic()
                 stream.task = asyncio.create_task(self._run(stream))
+                self._tasks.add(stream.task)
+                stream.task.add_done_callback(self._tasks.discard)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stream.answered.wait(), ORDER_S)
             self._idle.set()
@@ -556,12 +560,15 @@ class HttpLink:
             names = [f"{one.id or 'cmpl-' + one.name}-0" for one in tasks.values()]
             assert names
             assert all(names)  # none, or an empty one, stands for all
-            if path == "/abort_requests":
-                await self._client.must("POST", path, json={"request_ids": names})
-            else:
-                for one in tasks.values():
-                    await self._client.must("POST", path, json={"rid": one.name})
-            await asyncio.wait(tasks, timeout=self._settings.abort_s / 2)
+            try:
+                if path == "/abort_requests":
+                    await self._client.must("POST", path, json={"request_ids": names})
+                else:
+                    for one in tasks.values():
+                        await self._client.must("POST", path, json={"rid": one.name})
+                await asyncio.wait(tasks, timeout=self._settings.abort_s / 2)
+            except Trouble:  # listed, and not to be had
+                self._client.abilities = self._client.abilities.without(path)
         closed = [task for task in tasks if not task.done()]
         for task in closed:
             task.cancel()

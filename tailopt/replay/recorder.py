@@ -31,6 +31,7 @@ from tailopt.run import Run
 from tailopt.trace import Trace
 
 FORMAT = "tailopt.replay/1"
+_BEGIN = b'{"kind":"header"'
 
 
 def header(trace: Trace, fleet: Fleet, backend: str, **more: Any) -> dict[str, Any]:
@@ -92,6 +93,8 @@ class Recorder:
     def write(self, line: Line) -> None:
         """Append one line."""
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        if self._file.closed:
+            raise ReplayError(f"{self.path}: cannot be written (it is closed)")
         try:
             while data:
                 data = data[self._file.write(data) :]
@@ -167,7 +170,7 @@ def read_record(path: str | Path) -> Record:
         except ValueError:
             raise InputError(f"{path}: line {number}: expected a JSON object with a kind") from None
         lines.append(line)
-    if not lines and data.startswith(b'{"kind":"header"'):
+    if not lines and _BEGIN.startswith(data[: len(_BEGIN)]):
         raise InputError(f"{path}: was cut short before the first plan")
     if not lines or lines[0].get("format") != FORMAT:
         raise InputError(f"{path}: expected a record of a replay ({FORMAT})")
