@@ -16,7 +16,7 @@ import numpy as np
 from tailopt.arrays import Ints
 from tailopt.oracle.check_parts import area, line_below, prefill_seconds, require, units_by_length
 from tailopt.oracle.lagrangian import PricedBound
-from tailopt.oracle.lagrangian_minorant import ConcaveMinorant
+from tailopt.oracle.lagrangian_minorant import ConcaveMinorant, SwitchedMinorant
 from tailopt.oracle.problem import Problem
 
 ALL = 2**56  # all prices together, in whole numbers
@@ -40,7 +40,10 @@ def check_priced(bound: PricedBound, problem: Problem) -> tuple[Fraction, str]:
     require(bound.label_s > 0 and bound.classes >= 1, "the labels have no grid")
     require(0 <= bound.places <= trace.n_requests, "more requests are placed than there are")
     for minorant in bound.minorants:
-        _require_concave_below(minorant, problem)
+        if isinstance(minorant, SwitchedMinorant):
+            _require_steeper_later(minorant)
+        for line in _lines(minorant):
+            _require_concave_below(line, problem)
 
     units = units_by_length(problem)
     unit_of = {i: u for u, members in enumerate(units) for i in members}
@@ -75,6 +78,22 @@ def check_priced(bound: PricedBound, problem: Problem) -> tuple[Fraction, str]:
     )  # fmt: skip
     require(beginnings.none_is_left(bound.places), complaint)
     return makespan, "prices and search"
+
+
+def _lines(minorant: ConcaveMinorant | SwitchedMinorant) -> list[ConcaveMinorant]:
+    return [minorant] if isinstance(minorant, ConcaveMinorant) else [minorant.early, minorant.late]
+
+
+def _require_steeper_later(minorant: SwitchedMinorant) -> None:
+    """Lines, of which the later one counts no request's token for less."""
+    early, late = _lines(minorant)
+    require(minorant.steps >= 0, "a function switches before the first step")
+    require(
+        all(rise == line.rises_s[1] for line in (early, late) for rise in line.rises_s[2:]),
+        "a function that switches is no line",
+    )
+    later = early.rises_s[:2][-1] <= late.rises_s[:2][-1] and early.c_s <= late.c_s
+    require(later, "a function is less steep after its switch")
 
 
 def _require_concave_below(minorant: ConcaveMinorant, problem: Problem) -> None:
@@ -213,21 +232,21 @@ def _tabulate(
     Sets that take longer than the bound, because so many requests at least as long as one of theirs do, count
     or not: either way the most is at least that of the sets done in time.
     """
-    trace, minorants = problem.trace, bound.minorants
-    ranks, last, n = max(len(one.rises_s) for one in minorants), bound.classes, len(order)
-    rises = [
-        [Fraction(r) for r in [*one.rises_s, *(one.rises_s[-1],) * (ranks - len(one.rises_s))]]
-        for one in minorants
-    ]
+    trace, last, n = problem.trace, bound.classes, len(order)
+    ranks = max(len(line.rises_s) for minorant in bound.minorants for line in _lines(minorant))
+    parts = [part for q, minorant in enumerate(bound.minorants) for part in _parts(q, minorant, ranks)]
     multipliers = [[Fraction(one) for one in of_class] for of_class in bound.multipliers]
-    rank_cost = np.array(
-        [[sum(floor(scale * x * rise[r]) for x, rise in zip(row, rises, strict=True)) for r in range(ranks)]
-         for row in multipliers], dtype=object,
-    )  # fmt: skip
-    areas = [area(int(trace.context_tokens[i]), int(trace.output_tokens[i])) for i in order]
-    slopes = [[x * Fraction(one.c_s) for x, one in zip(row, minorants, strict=True)] for row in multipliers]
+    rank_cost = [
+        np.array(
+            [[floor(scale * row[part.q] * rise) for rise in part.rises] for row in multipliers], dtype=object
+        )
+        for part in parts
+    ]
+    prompt = [int(trace.context_tokens[i]) for i in order]
     length = [int(trace.output_tokens[i]) for i in order]
-    seconds = [_sums(rise, n) for rise in rises]
+    seconds = [
+        [(part, _sums(part.rises, n)) for part in parts if part.q == q] for q in range(len(bound.minorants))
+    ]
 
     most = np.full((len(multipliers), ranks + 1, last + 1), NEVER, dtype=np.int64)
     most[:, :, 0] = 0
@@ -238,16 +257,21 @@ def _tabulate(
         before = min(_most_before(length[i], seconds, Fraction(bound.lower_s)), i, ranks)
         rank = np.arange(before + 1)
         column = np.minimum(rank, ranks - 1)
+        areas = [part.area(prompt[i], length[i]) for part in parts]
         fixed = np.array(
             [
-                sum(floor(scale * slope * areas[i]) for slope in row) + floor(scale * sum(x) * prefill[i])
-                for row, x in zip(slopes, multipliers, strict=True)
+                sum(floor(scale * row[part.q] * part.c * one) for part, one in zip(parts, areas, strict=True))
+                + floor(scale * sum(row) * prefill[i])
+                for row in multipliers
             ],
             dtype=object,
         )
-        gain = price[i] - length[i] * rank_cost[:, column] - fixed[:, None]
+        gain = price[i] - fixed[:, None]
+        for part, by_rank in zip(parts, rank_cost, strict=True):
+            gain = gain - part.steps(length[i]) * by_rank[:, column]
         require(bool((np.abs(gain) < -NEVER).all()), "the multipliers are too large to compute with")
-        label = _labels(bound, length[i], float(areas[i]), float(prefill[i]), np.arange(ranks))
+        first = [(part, one) for part, one in zip(parts, areas, strict=True) if part.q == 0]
+        label = _labels(bound, length[i], first, float(prefill[i]))
         _fold(most[:, 1 : before + 2], np.cumsum(label)[: before + 1])
         after = most[:, np.minimum(rank + 1, ranks)]
         taken = np.full_like(after, NEVER)
@@ -264,8 +288,13 @@ def _tabulate(
         if i < bound.places:
             paid = np.array(price[i] - gain, dtype=np.int64).T
             seconds_of = [
-                [length[i] * rise[min(r, ranks - 1)] + Fraction(one.c_s) * areas[i] + prefill[i]
-                 for one, rise in zip(minorants, rises, strict=True)]
+                [
+                    prefill[i] + sum(
+                        part.steps(length[i]) * part.rises[min(r, ranks - 1)] + part.c * one
+                        for part, one in zip(parts, areas, strict=True) if part.q == q
+                    )
+                    for q in range(len(bound.minorants))
+                ]
                 for r in range(before + 1)
             ]  # fmt: skip
             taken_ticks = np.array(
@@ -275,12 +304,46 @@ def _tabulate(
     return table, rest, cost[::-1]
 
 
-def _labels(bound: PricedBound, length: int, context: float, prefill_s: float, column: Ints) -> Ints:
+@dataclass(frozen=True)
+class _Part:
+    """A function of a minorant, and the steps for which it holds."""
+
+    q: int
+    rises: list[Fraction]
+    c: Fraction
+    first: int
+    last: int | None
+
+    def steps(self, length: int) -> int:
+        """Steps of a request that are counted with it."""
+        return self._end(length) - min(length, self.first)
+
+    def area(self, prompt: int, length: int) -> Fraction:
+        """Context tokens that it reads in these."""
+        return area(prompt, self._end(length)) - area(prompt, min(length, self.first))
+
+    def _end(self, length: int) -> int:
+        return length if self.last is None else min(length, self.last)
+
+
+def _parts(q: int, minorant: ConcaveMinorant | SwitchedMinorant, ranks: int) -> list[_Part]:
+    ends = [0, None] if isinstance(minorant, ConcaveMinorant) else [0, minorant.steps, None]
+    found = []
+    for line, first, last in zip(_lines(minorant), ends, ends[1:], strict=False):
+        rises = [Fraction(one) for one in (*line.rises_s, *(line.rises_s[-1],) * (ranks - len(line.rises_s)))]
+        found.append(_Part(q, rises, Fraction(line.c_s), first or 0, last))
+    return found
+
+
+def _labels(bound: PricedBound, length: int, parts: list[tuple[_Part, Fraction]], prefill_s: float) -> Ints:
     """Any classes will do; those of the solver make the bound what it said."""
-    first = bound.minorants[0]
-    rises = np.array(first.rises_s)[np.minimum(column, len(first.rises_s) - 1)]
-    spread = 0.6180339887498949 * column % 1.0
-    seconds = length * rises + (first.c_s * context + prefill_s)
+    rank = np.arange(len(parts[0][0].rises))
+    seconds, context_s = np.zeros(len(rank)), 0.0
+    for part, context in parts:
+        seconds += part.steps(length) * np.array([float(rise) for rise in part.rises])
+        context_s += float(part.c) * float(context)
+    seconds += context_s + prefill_s
+    spread = 0.6180339887498949 * rank % 1.0
     return np.floor(seconds / bound.label_s + spread).astype(np.int64)
 
 
@@ -293,12 +356,12 @@ def _fold(most: Ints, before: Ints) -> None:
     most[:, :, :last][:, beyond] = NEVER
 
 
-def _most_before(length: int, seconds: list[list[Fraction]], makespan: Fraction) -> int:
+def _most_before(length: int, seconds: list[list[tuple[_Part, list[Fraction]]]], makespan: Fraction) -> int:
     """How many requests at least as long an engine done by then can hold besides one of that length."""
-    low, high = 0, len(seconds[0]) - 1
+    low, high = 0, len(seconds[0][0][1]) - 1
     while low < high:
         middle = (low + high + 1) // 2
-        if all(g[middle] * length <= makespan for g in seconds):
+        if all(sum(part.steps(length) * g[middle] for part, g in parts) <= makespan for parts in seconds):
             low = middle
         else:
             high = middle - 1

@@ -50,12 +50,17 @@ from tailopt.engine.step_time import Lines
 from tailopt.oracle.lagrangian_kernel import collect, most_collected, tabulate, worth
 from tailopt.oracle.lagrangian_minorant import (
     ConcaveMinorant,
+    SwitchedMinorant,
     bent_minorants,
     concave_minorants,
+    parts_of,
     ray_minorants,
+    switched_minorants,
 )
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.units import Units, lines_of
+
+Minorant = ConcaveMinorant | SwitchedMinorant
 
 MARGIN = 1e-9
 """Share of all prices by which a plan must fail to pay, to be safe from the rounding of sums."""
@@ -70,6 +75,7 @@ LEAST_SHARE = 1e-6  # of the first rise, that a request costs at least in the fi
 LEAST_CHANGE = 0.2  # no price falls further in one step
 FEWEST_CLASSES, MOST_CLASSES = 6, 400
 BEYOND = 1.1  # labels are told apart up to this share of the makespan of the plan at hand
+MOST_MINORANTS = 4  # if no request waits; each takes one bit for each multiplier
 SMOOTH, SMOOTH_STEPS = 0.02, 8  # share of the requests that move together at first; steps until half as many
 GOLDEN = 0.6180339887498949
 
@@ -82,7 +88,7 @@ class PricedBound:
 
     Attributes:
         lower_s: the bound in seconds.
-        minorants: concave functions below every engine's step time.
+        minorants: functions below every engine's step time.
         prices: price of each request of the batch, in its order.
         multipliers: for each class the best of these is taken; one number for each minorant.
         label_s: the grid of the labels, in seconds of the first minorant.
@@ -92,7 +98,7 @@ class PricedBound:
     """
 
     lower_s: float
-    minorants: tuple[ConcaveMinorant, ...]
+    minorants: tuple[ConcaveMinorant | SwitchedMinorant, ...]
     prices: tuple[float, ...]
     multipliers: tuple[tuple[float, ...], ...]
     label_s: float
@@ -203,16 +209,20 @@ class Asked:
 
         n_max = min(units.max_running, len(self.unit))
         members = np.array([len(one) for one in units.members])
-        self.context = context_read(trace.context_tokens, trace.output_tokens)[self.requests]
+        self.prompt = trace.context_tokens[self.requests]
         self.prefill_s = (units.prefill_s / members)[self.unit]
         lines = lines_of(problem, n_max)
         alike = concave_minorants(lines, n_max, self._steps(n_max))
         self.minorants, self.mixes = self._binding(alike, lines, n_max)
-        ranks = max(len(minorant.rises_s) for minorant in self.minorants)
-        self.rises = np.array([_padded(minorant.rises_s, ranks) for minorant in self.minorants])
-        slopes = np.array([minorant.c_s for minorant in self.minorants])
-        fixed_s = slopes[:, None] * self.context + self.prefill_s
-        self.cost_s = self.length[:, None] * self.rises[:, None, :] + fixed_s[:, :, None]
+        self.parts = [[self._part(*part) for part in parts_of(minorant)] for minorant in self.minorants]
+        ranks = max(len(part.rises) for parts in self.parts for part in parts)
+        self.fixed_s = np.array(
+            [sum(part.context_s for part in parts) + self.prefill_s for parts in self.parts]
+        )
+        self.cost_s = np.array(
+            [sum(part.length[:, None] * _padded(part.rises, ranks) for part in parts) for parts in self.parts]
+        )
+        self.cost_s += self.fixed_s[:, :, None]
         self.most_before = self._most_before()
         states = int(self._states()) * len(self.mixes)
         self.classes = min(MOST_CLASSES, max(FEWEST_CLASSES, WORK // (states * LEVELS)))
@@ -221,40 +231,57 @@ class Asked:
         deepest = int(min(self.most_before.max(), ranks)) + 1
         self.taken = np.zeros((len(self.unit), deepest, self.classes + 1), dtype=np.uint32)
 
+    def _part(self, minorant: ConcaveMinorant, first: int, last: int | None) -> "_Part":
+        """What the steps of each request cost for which a function holds."""
+        from_, to = (
+            np.minimum(self.length, end) for end in (first, self.length.max() if last is None else last)
+        )
+        context = context_read(self.prompt, to) - context_read(self.prompt, from_)
+        return _Part(
+            np.array(minorant.rises_s), to - from_, np.asarray(minorant.c_s * context, dtype=np.float64)
+        )
+
     def _binding(
         self, alike: list[ConcaveMinorant], lines: Sequence[Lines], n_max: int
-    ) -> tuple[list[ConcaveMinorant], Floats]:
-        """The minorants that bind in the plan at hand, and how they are mixed.
+    ) -> tuple[list[Minorant], Floats]:
+        """The minorants that say most of the engines of the plan at hand, and how they are mixed.
 
-        Those that bind somewhere, and where requests have to wait the one that says most of such engines.
+        Where requests have to wait, the one that says most of such engines.
         """
         held = np.bincount(self.engine_of, minlength=self.engines)
-        seconds = self._seconds_in_plan(alike, self.engine_of)
-        binding = [alike[q] for q in np.unique(seconds[held <= n_max].argmax(axis=1))]
-        mixes = _mixes(len(binding))
+        together: list[Minorant] = [*alike, *switched_minorants(alike, int(self.length.max()))]
+        seconds = self._seconds_in_plan(together, self.engine_of)[held <= n_max]
+        covered: Floats = np.zeros(len(seconds))
+        binding: list[Minorant] = []
+        for _ in range(MOST_MINORANTS):
+            then = np.maximum(seconds, covered[:, None])
+            best = int(then.sum(axis=0).argmax())
+            if then[:, best].sum() <= covered.sum() * (1 + LEAST_GAIN):
+                break
+            binding.append(together[best])
+            covered = then[:, best]
         if (held > n_max).any():
-            waiting = alike + ray_minorants(lines, n_max) + bent_minorants(alike, n_max)
+            waiting: list[Minorant] = [*alike, *ray_minorants(lines, n_max), *bent_minorants(alike, n_max)]
             seconds = self._seconds_in_plan(waiting, self.engine_of)[held > n_max]
-            best = waiting[int(seconds.sum(axis=0).argmax())]
-            if best not in binding:
-                binding.append(best)
-                mixes = np.block([[mixes, np.zeros((len(mixes), 1))], [np.zeros((1, mixes.shape[1])), 1.0]])
-        return binding, mixes
+            best = int(seconds.sum(axis=0).argmax())
+            if waiting[best] not in binding:
+                binding.append(waiting[best])
+        return binding, np.eye(len(binding))
 
     def seconds_of(self, engine_of_unit: Ints) -> float:
         """Makespan of a plan by the minorants."""
         return float(self._seconds_in_plan(self.minorants, engine_of_unit[self.unit]).max())
 
-    def _seconds_in_plan(self, minorants: list[ConcaveMinorant], engine_of: Ints) -> Floats:
+    def _seconds_in_plan(self, minorants: Sequence[Minorant], engine_of: Ints) -> Floats:
         """``[m, minorants]`` seconds of a plan's engines by each minorant."""
         seconds = np.zeros((self.engines, len(minorants)))
-        for e in range(self.engines):
-            mine = engine_of == e
-            length, context, prefill_s = self.length[mine], self.context[mine], self.prefill_s[mine]
-            for q, minorant in enumerate(minorants):
-                rises = _padded(minorant.rises_s, len(length))
-                seconds[e, q] = length @ rises + minorant.c_s * context.sum() + prefill_s.sum()
-        return seconds
+        for q, minorant in enumerate(minorants):
+            for part in (self._part(*one) for one in parts_of(minorant)):
+                for e in range(self.engines):
+                    mine = engine_of == e
+                    seconds[e, q] += part.length[mine] @ _padded(part.rises, int(mine.sum()))
+                    seconds[e, q] += part.context_s[mine].sum()
+        return seconds + np.bincount(engine_of, self.prefill_s, self.engines)[:, None]
 
     def _steps(self, n_max: int) -> Floats:
         """``[n_max + 1]`` steps that the plan's engines take with so many requests, if none waits."""
@@ -267,25 +294,31 @@ class Asked:
 
     def _states(self) -> float:
         """Pairs of a request and a rank in the dynamic program, each by the share of labels that is left."""
-        ranks = self.rises.shape[1]
-        rank = np.arange(ranks + 1)
-        before_s = np.concatenate([[0.0], np.cumsum(self.rises[0])])
-        left = 1 - self.length[:, None] * before_s / (BEYOND * self.upper_s)
+        rank = np.arange(self.cost_s.shape[2] + 1)
+        left = 1 - self._least_s(self.parts[0], rank) / (BEYOND * self.upper_s)
         return float(np.where(rank <= self.most_before[:, None], np.maximum(left, 0.0), 0.0).sum())
+
+    def _least_s(self, parts: list["_Part"], count: Ints) -> Floats:
+        """``[n, ...]`` least seconds of so many requests at least as long as each request."""
+        most = int(count.max())
+        total = np.zeros(np.broadcast_shapes((len(self.length), 1), count.shape))
+        for part in parts:
+            total += part.length[:, None] * np.append(0.0, np.cumsum(_padded(part.rises, most)))[count]
+        return total
 
     def _most_before(self) -> Ints:
         """``[n]`` longer requests that an engine done by ``upper_s`` can hold besides each request."""
-        n = len(self.unit)
-        most = np.arange(n)
-        for rises in self.rises:
-            seconds = np.cumsum(_padded(tuple(rises), n))
-            fits = np.searchsorted(seconds, self.upper_s * (1 + 1e-9) / self.length, side="right") - 1
-            most = np.minimum(most, np.maximum(fits, 0))
-        return most
+        low, high = np.zeros(len(self.unit), dtype=np.int64), np.arange(len(self.unit))
+        while (low < high).any():
+            middle = (low + high + 1) // 2
+            need_s = np.max([self._least_s(parts, middle[:, None] + 1)[:, 0] for parts in self.parts], axis=0)
+            fits = need_s <= self.upper_s * (1 + 1e-9)
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
+        return low
 
     def first_prices(self) -> list[Floats]:
         """Prices to start from: what a request costs in the plan at hand, by what binds there."""
-        alike = [self._costs_in_plan([q] * self.engines) for q in range(len(self.rises))]
+        alike = [self._costs_in_plan([q] * self.engines) for q in range(len(self.minorants))]
         if len(alike) == 1:
             return alike
         binding = self._seconds_in_plan(self.minorants, self.engine_of).argmax(axis=1)
@@ -299,21 +332,24 @@ class Asked:
         as the neighbour does: the longer an engine's requests the fewer it holds and the dearer its steps.
         """
         ends = np.unique(self.length)  # rising
-        steps = np.diff(ends, prepend=0)
         at = np.searchsorted(ends, self.length)
         cheapest, before, scale = np.full(len(self.length), np.inf), None, 1.0
         by_leader = np.unique(self.engine_of, return_index=True)
         for e in by_leader[0][np.argsort(by_leader[1])]:
-            rises = self.rises[minorant_of[e]]
-            rises = np.maximum(rises, LEAST_SHARE * rises[0])  # a price of nothing never moves
             mine = np.sort(self.length[self.engine_of == e])
             crowd = np.maximum(1, len(mine) - np.searchsorted(mine, ends))
-            phi = np.cumsum(steps * rises[np.minimum(crowd, len(rises)) - 1])
+            phi = np.zeros(len(ends))
+            for (_, first, last), part in zip(
+                parts_of(self.minorants[minorant_of[e]]), self.parts[minorant_of[e]], strict=True
+            ):
+                rises = np.maximum(part.rises, LEAST_SHARE * part.rises[0])  # a price of nothing never moves
+                steps = np.diff(np.clip(ends, first, last), prepend=first)
+                phi += np.cumsum(steps * rises[np.minimum(crowd, len(rises)) - 1])
+            cost_s = phi[at] + self.fixed_s[minorant_of[e]]
             if before is not None:
-                longest = np.searchsorted(ends, mine[-1])
-                scale *= before[longest] / phi[longest]
-            fixed_s = self.cost_s[minorant_of[e], :, 0] - self.length * self.rises[minorant_of[e], 0]
-            cheapest, before = np.minimum(cheapest, scale * (phi[at] + fixed_s)), phi
+                longest = int(np.argmax(self.engine_of == e))
+                scale *= before[longest] / cost_s[longest]
+            cheapest, before = np.minimum(cheapest, scale * cost_s), cost_s
         return cheapest
 
     def evaluate(self, prices: Floats) -> "Priced":
@@ -336,6 +372,15 @@ class Asked:
             True,
         )
         return Priced(self, prices, multipliers, table)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """What the steps cost for which a function holds: its rises, and each request's steps and context."""
+
+    rises: Floats
+    length: Ints
+    context_s: Floats
 
 
 class Priced:
@@ -419,13 +464,6 @@ def smoothed(values: Floats, width: int) -> Floats:
     return np.asarray(np.convolve(once, kernel, "same") / inside)
 
 
-def _padded(rises: tuple[float, ...], ranks: int) -> Floats:
+def _padded(rises: Floats | tuple[float, ...], ranks: int) -> Floats:
     """The first ``ranks`` rises; the last one goes on."""
-    return np.array([*rises[:ranks], *(rises[-1],) * (ranks - len(rises))])
-
-
-def _mixes(minorants: int) -> Floats:
-    """``[mixes, minorants]`` shares of the minorants: each alone, and each two by halves."""
-    alone = np.eye(minorants)
-    halves = [(alone[p] + alone[q]) / 2 for p in range(minorants) for q in range(p)]
-    return np.concatenate([alone, np.array(halves).reshape(-1, max(1, minorants))[:, :minorants]])
+    return np.asarray(rises, dtype=np.float64)[np.minimum(np.arange(ranks), len(rises) - 1)]

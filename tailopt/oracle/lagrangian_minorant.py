@@ -5,6 +5,16 @@ concave there is no greatest concave function below it, and one is chosen for th
 steps that its engines take with n requests, the g that maximizes :math:`\sum_n h(n) g(n)`. As
 :math:`g(n) = \sum_k s_k \min(n, k)` with :math:`s_k \ge 0` this is a small linear program. A solver proposes
 s, and g is then shrunk until it lies below f, so that it does whatever the solver did.
+
+Where the step time is the larger of two lines, the flatter one holds while the context is small: in the first
+steps of an engine. Count with the flat line :math:`a + b n + c K` up to step k* and with the steep one
+:math:`a' + b' n + c' K` beyond, :math:`b \le b', c \le c'`. A request is at its k-th token in the engine's
+k-th step or later, so its tokens cost no less than if it had started first of all, and the steps of the
+longest request cost what their constants say, however the others are admitted:
+
+.. math:: T(S) \ge \sum_{k \le L_{(1)}} a_k + \sum_{i \in S} \sum_{k \le L_i} b_k + c_k (p_i + k) .
+
+That is once more a sum over requests, in which the first one also pays for the constants.
 """
 
 from collections.abc import Sequence
@@ -17,6 +27,7 @@ from tailopt.engine.step_time import Lines
 from tailopt.oracle.minorant import SHRINK, separable_minorants
 
 FLAT = 2.0**-40  # share of the first rise by which rises that are one may differ
+SWITCHES = 60  # numbers of early steps that are tried
 BENDS = 14  # places where the functions of a fleet that cannot run all its requests together are bent
 MOST_CORNERS = 48  # of a g that the linear program chooses
 
@@ -32,6 +43,50 @@ class ConcaveMinorant:
 
     rises_s: tuple[float, ...]
     c_s: float
+
+
+@dataclass(frozen=True)
+class SwitchedMinorant:
+    """One line below the step time in an engine's first steps, a steeper one in all that follow.
+
+    Attributes:
+        early, late: lines below the step time; both rise no more steeply early than late, in the number of
+            requests and in their context.
+        steps: how many steps are early.
+    """
+
+    early: ConcaveMinorant
+    late: ConcaveMinorant
+    steps: int
+
+
+Part = tuple[ConcaveMinorant, int, int | None]
+"""A function, and the steps of an engine before the first for which it holds, and up to the last."""
+
+
+def parts_of(minorant: ConcaveMinorant | SwitchedMinorant) -> list[Part]:
+    """What lies below the step time when; None for no last step."""
+    if isinstance(minorant, ConcaveMinorant):
+        return [(minorant, 0, None)]
+    return [(minorant.early, 0, minorant.steps), (minorant.late, minorant.steps, None)]
+
+
+def switched_minorants(lines: Sequence[ConcaveMinorant], longest: int) -> list[SwitchedMinorant]:
+    """Each two lines of which one is steeper, with the switch after some number of steps.
+
+    >>> flat, steep = ConcaveMinorant((3.0, 1.0), 0.0), ConcaveMinorant((4.0, 2.0), 0.1)
+    >>> {(one.early is flat, one.late is steep) for one in switched_minorants([steep, flat], 100)}
+    {(True, True)}
+    """
+    straight = [line for line in lines if len(set(line.rises_s[1:])) <= 1]
+    after = np.unique(np.linspace(0, longest, SWITCHES + 2)[1:-1].round().astype(np.int64)).tolist()
+    return [
+        SwitchedMinorant(early, late, steps)
+        for early in straight
+        for late in straight
+        if early != late and early.c_s <= late.c_s and early.rises_s[:2][-1] <= late.rises_s[:2][-1]
+        for steps in after
+    ]
 
 
 def concave_minorants(lines: Sequence[Lines], n_max: int, steps: Floats) -> list[ConcaveMinorant]:
