@@ -16,10 +16,11 @@ from tailopt.oracle.bound_and_fill import staircase
 from tailopt.oracle.brute import brute_force
 from tailopt.oracle.check_mixed_priced import check_priced_kinds
 from tailopt.oracle.kinds import kinds_of
+from tailopt.oracle.lagrangian_minorant import ConcaveMinorant, concave_minorants
 from tailopt.oracle.minorant import Minorant
 from tailopt.oracle.mixed_kernel import most_collected
 from tailopt.oracle.mixed_priced import PricedKindsBound, priced_kinds_bound
-from tailopt.oracle.mixed_rows import Loads, Row
+from tailopt.oracle.mixed_rows import Crowd, Loads, Row
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.units import units_of
 from tailopt.plan import Engine, Fleet
@@ -119,6 +120,49 @@ def test_no_schedule_beats_a_row(data: st.DataObject, terms: tuple[float, float,
         row = Row(limit, minorant, start)
         seconds = loads.added_s(row).sum() + loads.constant_s(row, np.array([longest]))[0]
         assert seconds <= makespan_s * SLACK, (limit, start)
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.data())
+def test_no_schedule_beats_a_crowd(data: st.DataObject) -> None:
+    """One engine with a concave step time, divided at every rank; what requests add, token by token."""
+    trace = data.draw(traces(most_groups=5, most_samples=3, longest=30))
+    rate = data.draw(st.sampled_from([2.0, 64.0, 1e4]))
+    fleet = data.draw(fleets(trace, concave_step_times(), most_engines=1, prefill_tokens_per_s=rate))
+    plan = data.draw(plans(trace, fleet, shared=False))
+    makespan_s = simulate(trace, fleet, plan).makespan_s
+    problem, (kind,), n = Problem(trace, fleet), kinds_of(fleet), trace.n_requests
+    loads = Loads.of(problem, kind, np.argsort(-trace.output_tokens, kind="stable"))
+    n_max = min(kind.max_running, n)
+    for below in concave_minorants([kind.shape.step_time.lines(n_max)], n_max, np.ones(n_max + 1)):
+        for ranks in range(1, len(below.rises_s) + 1):
+            crowd = Crowd(below, ranks)
+            added_s = loads.crowd_s(crowd)
+            assert added_s == pytest.approx([slow_crowd_s(loads, crowd, i) for i in range(n)], rel=1e-9)
+            by_rank = [crowd.longest_s[min(i, ranks - 1)] for i in range(n)]
+            assert loads.output @ by_rank + added_s.sum() <= makespan_s * SLACK, ranks
+
+
+def slow_crowd_s(loads: Loads, crowd: Crowd, i: int) -> float:
+    rises, seconds = crowd.shared_s, crowd.below.c_s * loads.context[i] + loads.prefill_s[i]
+    for held in range(int(loads.held[i]), int(loads.held[i] + loads.output[i])):
+        together = loads.cache / max(held, 1)  # so many would fit, if all held as much
+        whole = int(together)
+        f = sum(rises[min(j, len(rises) - 1)] for j in range(whole))
+        f += (together - whole) * rises[min(whole, len(rises) - 1)]
+        seconds += f / together if held else 0.0
+    return float(seconds)
+
+
+def test_a_crowd_shares_a_full_cache() -> None:
+    """A cache for four requests of one token each: a step of four takes f(4), and each a quarter of it."""
+    tau = Power(0.0, 1.0, 0.5)
+    problem = Problem(Trace.of([[1]] * 8, prompt_tokens=1), fleet_of(tau, 1, kv_capacity_tokens=4))
+    (kind,) = kinds_of(problem.fleet)
+    below = ConcaveMinorant(tuple(np.diff(np.sqrt(np.arange(5)))), 0.0)
+    added_s = Loads.of(problem, kind, np.arange(8)).crowd_s(Crowd(below, 1))
+    shared = [min(rise, below.rises_s[0]) for rise in below.rises_s]
+    assert added_s == pytest.approx([sum(shared) / 4] * 8)
 
 
 def test_a_head_start_counts_the_empty_cache() -> None:
@@ -248,6 +292,27 @@ def test_checker_refuses_changed_rows(change, complaint: str) -> None:
     verified(bound, CROWDED)
     with pytest.raises(InputError, match=complaint):
         check_priced_kinds(with_kind(bound, rows=tuple(map(change, bound.kinds[0].rows))), CROWDED)
+
+
+MANY = Problem(LONG, fleet_of(Power(4e-3, 2e-3, 0.4, 1e-9), 2, kv_capacity_tokens=40_000))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda c: replace(c, ranks=0), "divided at no rank"),
+        (lambda c: replace(c, ranks=81), "divided at no rank"),
+        (lambda c: replace(c, below=steeper(c.below, 1.01)), "not below the step times"),
+        (lambda c: replace(c, below=rising(c.below)), "not concave"),
+    ],
+)
+def test_checker_refuses_changed_crowds(change, complaint: str) -> None:
+    bound = priced(MANY)
+    assert bound is not None
+    assert bound.kinds[0].crowds
+    verified(bound, MANY)
+    with pytest.raises(InputError, match=complaint):
+        check_priced_kinds(with_kind(bound, crowds=tuple(map(change, bound.kinds[0].crowds))), MANY)
 
 
 def test_full_caches_raise_the_bound() -> None:

@@ -25,13 +25,13 @@ from tailopt.oracle.check_parts import (
     require_rays,
     units_by_length,
 )
-from tailopt.oracle.lagrangian_minorant import ConcaveMinorant
 from tailopt.oracle.mixed_priced import KindPrices, PricedKindsBound
-from tailopt.oracle.mixed_rows import Row
+from tailopt.oracle.mixed_rows import Crowd, Row
 from tailopt.oracle.problem import Problem
 
 MUCH = 2**60  # at least what any multiplier times the makespan is, in whole numbers
 NEVER = -(2**61)
+FINE = 2**90  # parts of a second in which shares of a step time are counted
 
 
 def check_priced_kinds(bound: PricedKindsBound, problem: Problem) -> tuple[Fraction, str]:
@@ -75,7 +75,7 @@ def _require_below(
     part: KindPrices, shape: ShapeProfile, slots: int, within_s: float, problem: Problem
 ) -> None:
     """The functions lie below the kind's step time, for as many requests as can run together."""
-    count = len(part.rows) + len(part.concave)
+    count = len(part.rows) + len(part.crowds) + len(part.concave)
     require(
         all(len(one) == count and min(one, default=0.0) >= 0 for one in part.multipliers),
         "the multipliers are not one for each inequality, or negative",
@@ -87,7 +87,9 @@ def _require_below(
     for row in part.rows:
         require(row.head_start >= 0, "a head start is negative")
         require(row.limit in ("longest", "slots", "cache", "recompute"), "a row is of no known sort")
-    for one in part.concave:
+    for crowd in part.crowds:
+        require(1 <= crowd.ranks <= len(crowd.below.rises_s), "a crowd is divided at no rank of its function")
+    for one in dict.fromkeys([*part.concave, *(crowd.below for crowd in part.crowds)]):
         rises, slope = [Fraction(rise) for rise in one.rises_s], Fraction(one.c_s)
         require(min(*rises, slope) >= 0, "a function below the step times falls")
         require(all(later <= rise for rise, later in pairwise(rises)), "a function is not concave")
@@ -122,7 +124,8 @@ class _Engine:
         held, shared = held_prompt_tokens(trace, shapes)
         self.rate, self.slots = Fraction(shape.prefill_tokens_per_s), slots
         self.cache = shape.kv_capacity_tokens // shape.block_tokens * shape.block_tokens
-        self.requests = []
+        self.requests: list[_Request] = []
+        self.held_s: dict[Crowd, list[int]] = {}
         for place, i in enumerate(order):
             prompt, output = int(trace.context_tokens[i]), int(trace.output_tokens[i])
             tokens = prompt - shared[i] - 1
@@ -158,6 +161,25 @@ class _Engine:
             extra = min(kept + again, a * self._busy(request, 1) / self.cache)
         return extra + b * request.output + c * request.context + request.prefill_s
 
+    def crowded(self, crowd: Crowd, request: _Request) -> Fraction:
+        """Seconds that a request adds to the row of a crowd, whatever its rank."""
+        if crowd not in self.held_s:
+            self.held_s[crowd] = self._shares(crowd)
+        before = self.held_s[crowd]
+        shared = Fraction(before[request.held + request.output] - before[request.held], self.cache * FINE)
+        return shared + Fraction(crowd.below.c_s) * request.context + request.prefill_s
+
+    def _shares(self, crowd: Crowd) -> list[int]:
+        """Sums over x below 0, 1, ... of what x held tokens cost in one step, times cache and ``FINE``."""
+        rises = [floor(FINE * Fraction(rise)) for rise in crowd.below.rises_s]
+        shared = [min(rise, rises[crowd.ranks - 1]) for rise in rises]
+        sums = [0, *accumulate(shared)]
+        before = [0, 0]  # nothing held costs nothing
+        for x in range(1, max(request.held + request.output for request in self.requests)):
+            n = min(self.cache // x, len(shared))  # f between n and n + 1, at cache / x, times x
+            before.append(before[-1] + x * sums[n] + (self.cache - n * x) * shared[min(n, len(shared) - 1)])
+        return before
+
     @staticmethod
     def _busy(request: _Request, gained: int) -> int:
         """Token-steps of cache for the tokens after the first ``gained``."""
@@ -177,14 +199,15 @@ def _values(
     multipliers = [[Fraction(one) for one in row] for row in part.multipliers]
     table = _tabulate(part, engine, price, makespan, scale, multipliers)
     values: list[int | None] = []
-    room_for = _Room(part.concave, makespan)
+    room_for = _Room(part, makespan)
     for place in leaders:
         longest = engine.requests[place].output
         best: Ints | None = None
         if not engine.requests[place].fits or room_for.besides(longest) < 0:
             values.append(None)
             continue
-        constants = [engine.constant(row, longest) for row in part.rows] + [Fraction(0)] * len(part.concave)
+        constants = [engine.constant(row, longest) for row in part.rows]
+        constants += [Fraction(0)] * (len(part.crowds) + len(part.concave))
         for m, row in enumerate(multipliers):
             used = [(one, constant) for one, constant in zip(row, constants, strict=True) if one]
             if any(constant is None for _, constant in used):
@@ -207,18 +230,15 @@ def _tabulate(
 ) -> Ints:
     """``[n, k, classes + 1]`` most that sets led by each request are worth, less their time at k."""
     requests, n, last = engine.requests, len(engine.requests), part.classes
-    ranks = max([len(one.rises_s) for one in part.concave], default=1)
-    flat = len(part.rows)
-    rises = [
-        [Fraction(r) for r in [*one.rises_s, *(one.rises_s[-1],) * (ranks - len(one.rises_s))]]
-        for one in part.concave
-    ]
+    flat, by_rank_s = len(part.rows), _by_rank(part)
+    ranks = max(map(len, by_rank_s), default=1)
+    rises = [[*one, *(one[-1],) * (ranks - len(one))] for one in by_rank_s]
     by_rank = np.array(
         [[sum(floor(scale * x * rise[r]) for x, rise in zip(row[flat:], rises, strict=True))
           for r in range(ranks)] for row in multipliers], dtype=object,
     )  # fmt: skip
     label_of = _labels(part, engine)
-    room_for = _Room(part.concave, makespan)
+    room_for = _Room(part, makespan)
     most = np.full((len(multipliers), ranks + 1, last + 1), NEVER, dtype=np.int64)
     most[:, :, 0] = 0
     table = np.full((n, len(multipliers), last + 1), NEVER, dtype=np.int64)
@@ -228,13 +248,13 @@ def _tabulate(
         if before < 0:
             continue
         column = np.minimum(np.arange(before + 1), ranks - 1)
-        added = [engine.added(row, one) for row in part.rows]
+        added = [
+            *(engine.added(row, one) for row in part.rows),
+            *(engine.crowded(crowd, one) for crowd in part.crowds),
+            *(Fraction(g.c_s) * one.context + one.prefill_s for g in part.concave),
+        ]
         fixed = [
-            sum((floor(scale * x * second) for x, second in zip(row[:flat], added, strict=True)), 0)
-            + sum(
-                floor(scale * x * (Fraction(g.c_s) * one.context + one.prefill_s))
-                for x, g in zip(row[flat:], part.concave, strict=True)
-            )
+            sum(floor(scale * x * second) for x, second in zip(row, added, strict=True))
             for row in multipliers
         ]
         gain = price[i] - one.output * by_rank[:, column] - np.array(fixed, dtype=object)[:, None]
@@ -252,16 +272,30 @@ def _tabulate(
     return table
 
 
+def _by_rank(part: KindPrices) -> list[list[Fraction]]:
+    """Rises that requests pay by their rank, of the crowds and of the concave functions."""
+    crowds = []
+    for crowd in part.crowds:
+        rises = [Fraction(rise) for rise in crowd.below.rises_s[: crowd.ranks]]
+        crowds.append([rise - rises[-1] for rise in rises])
+    return [*crowds, *([Fraction(rise) for rise in one.rises_s] for one in part.concave)]
+
+
 def _labels(part: KindPrices, engine: _Engine) -> list[Ints]:
     """Any classes will do; those of the solver make the bound what it said."""
-    ranks = max([len(one.rises_s) for one in part.concave], default=1)
+    by_rank_s = _by_rank(part)
+    ranks = max(map(len, by_rank_s), default=1)
+    last_s = [float(rise) for rise in by_rank_s[-1]] if by_rank_s else []
     spread = 0.6180339887498949 * np.arange(ranks) % 1.0
     found = []
     for one in engine.requests:
-        if part.concave:
-            last = part.concave[-1]
-            rises = np.array([*last.rises_s, *(last.rises_s[-1],) * (ranks - len(last.rises_s))])
-            seconds = one.output * rises + (last.c_s * float(one.context) + float(one.prefill_s))
+        if last_s:
+            rises = np.array([*last_s, *(last_s[-1],) * (ranks - len(last_s))])
+            if part.concave:
+                fixed_s = part.concave[-1].c_s * float(one.context) + float(one.prefill_s)
+            else:
+                fixed_s = float(engine.crowded(part.crowds[-1], one))
+            seconds = one.output * rises + fixed_s
         else:
             seconds = np.array([float(engine.added(part.rows[-1], one))]) if part.rows else np.zeros(1)
         found.append(np.floor(seconds / part.label_s + spread).astype(np.int64))
@@ -271,8 +305,9 @@ def _labels(part: KindPrices, engine: _Engine) -> list[Ints]:
 class _Room:
     """How many requests at least as long an engine done by the makespan can hold besides a given one."""
 
-    def __init__(self, concave: tuple[ConcaveMinorant, ...], makespan: Fraction) -> None:
+    def __init__(self, part: KindPrices, makespan: Fraction) -> None:
         self.makespan = makespan
+        concave = [*part.concave, *(crowd.below for crowd in part.crowds)]
         self.sums = [list(accumulate(map(Fraction, one.rises_s))) for one in concave]
         self.last = [Fraction(one.rises_s[-1]) for one in concave]
 

@@ -7,7 +7,8 @@ something for each request, are at most T":
 
 - **rows** (:mod:`tailopt.oracle.mixed_rows`), where the something is fixed: the affine step time with the
   longest request, with slots, with the cache, with recompute;
-- **concave** functions below the kind's step time, where it depends on how many longer requests are there.
+- **concave** functions below the kind's step time, where it depends on how many longer requests are there,
+  and **crowds**, which divide such a function between the longest requests and the cache (same module).
 
 Let :math:`V_k(p)` be at least the prices that such an engine can collect,
 
@@ -44,7 +45,7 @@ from tailopt.oracle.lagrangian_kernel import collect, tabulate, worth
 from tailopt.oracle.lagrangian_minorant import ConcaveMinorant, concave_minorants
 from tailopt.oracle.minorant import Minorant
 from tailopt.oracle.mixed_kernel import most_collected
-from tailopt.oracle.mixed_rows import Loads, Row
+from tailopt.oracle.mixed_rows import Crowd, Loads, Row
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.units import Units, too_large
 
@@ -62,6 +63,7 @@ CLOSE = 3e-10  # share of the makespan at hand at which the bound is as good as 
 LEVELS = (1.0, 0.7, 1.5, 3.0)  # factors of the linear program's multipliers that are tried beside them
 HEAD_STARTS = (0.7, 1.0, 1.4)  # in units of the steps after which the cache of an engine is full
 MOST_STARTS = 6
+CROWD_RANKS = (1, 4, 10, 25)  # at which a concave function is divided between the longest and the cache
 PATIENCE = 50  # evaluations in a row, or half of all allowed, that gain less than
 NOTABLE = 1e-3  # of the open gap, after which the bound is as good as it gets
 STARTS = 3  # linear programs with the leaders that the one before led to
@@ -80,14 +82,15 @@ class KindPrices:
 
     Attributes:
         rays: why no plan within the known makespan runs more than the minorants' ``n_max`` on one engine.
-        rows, concave: the inequalities.
-        multipliers: each one number for each row, then for each concave function.
+        rows, crowds, concave: the inequalities.
+        multipliers: each one number for each row, then for each crowd, then for each concave function.
         label_s: the grid of the labels, in seconds of the first inequality.
         classes: labels from here on are one class.
     """
 
     rays: tuple[Minorant, ...]
     rows: tuple[Row, ...]
+    crowds: tuple[Crowd, ...]
     concave: tuple[ConcaveMinorant, ...]
     multipliers: tuple[tuple[float, ...], ...]
     label_s: float
@@ -186,12 +189,22 @@ class _Side:
         )
         self.concave = [] if straight else concave_minorants([lines], self.n_max, asked.steps(kind))
         self.rows = list(self._rows(terms.minorants, asked))
-        ranks = max([len(one.rises_s) for one in self.concave], default=1)
-        self.rises = np.array([_padded(one.rises_s, ranks) for one in self.concave]).reshape(-1, ranks)
+        cached = self.loads.cache < int((trace.context_tokens + trace.output_tokens).sum())
+        self.crowds = [
+            Crowd(one, ranks)
+            for one in self.concave
+            for ranks in CROWD_RANKS
+            if cached and ranks <= len(one.rises_s)
+        ]
+        by_rank = [*(one.longest_s for one in self.crowds), *(one.rises_s for one in self.concave)]
+        ranks = max(map(len, by_rank), default=1)
+        self.rises = np.array([_padded(rises, ranks) for rises in by_rank]).reshape(-1, ranks)
+        self.fixed_s = [self.loads.crowd_s(one) for one in self.crowds]
+        self.fixed_s += [one.c_s * self.loads.context + self.loads.prefill_s for one in self.concave]
         self.flat_s = np.array([self.loads.added_s(row) for row in self.rows]).reshape(-1, len(self.fits))
         led = self.loads.output[asked.first]
         rows = [self.loads.constant_s(row, led) for row in self.rows]
-        self.constant_s = np.array([*rows, *np.zeros((len(self.concave), len(led)))])
+        self.constant_s = np.array([*rows, *np.zeros((len(self.rises), len(led)))])
         self.most_before = self._most_before(asked.upper_s)
         self.leader = np.where(self.most_before >= 0, asked.leader, -1)
 
@@ -226,16 +239,16 @@ class _Side:
         """``[q, n]`` seconds of each request as the engine of ``mine`` charges it, ``[q]`` constants."""
         output = self.loads.output
         ends = np.unique(output)
-        crowd = np.maximum(1, len(mine) - np.searchsorted(np.sort(output[mine]), ends))
+        together = np.maximum(1, len(mine) - np.searchsorted(np.sort(output[mine]), ends))
         added, constants = list(self.flat_s), [0.0] * len(self.flat_s)
-        for one, rise in zip(self.concave, self.rises, strict=True):
+        for rise, fixed_s in zip(self.rises, self.fixed_s, strict=True):
             steps_s = (
                 np.diff(ends, prepend=0)
-                * np.maximum(rise, LEAST_SHARE * rise[0])[np.minimum(crowd, len(rise)) - 1]
+                * np.maximum(rise, LEAST_SHARE * rise[0])[np.minimum(together, len(rise)) - 1]
             )
             phi = np.cumsum(steps_s)[np.searchsorted(ends, output)]
             full = float(np.sort(output[mine])[::-1] @ _padded(tuple(rise), max(len(mine), 1))[: len(mine)])
-            added.append(phi + one.c_s * self.loads.context + self.loads.prefill_s)
+            added.append(phi + fixed_s)
             constants.append(full - float(phi[mine].sum()))
         return np.array(added), np.array(constants)
 
@@ -256,8 +269,8 @@ class _Program:
             if q < flat:
                 cost_s[place] = side.flat_s[q][:, None]
             else:
-                fixed_s = side.concave[q - flat].c_s * side.loads.context + side.loads.prefill_s
-                cost_s[place] = side.loads.output[:, None] * side.rises[q - flat] + fixed_s[:, None]
+                by_rank_s = side.loads.output[:, None] * side.rises[q - flat]
+                cost_s[place] = by_rank_s + side.fixed_s[q - flat][:, None]
         self.cost_s = cost_s
         states = int((np.minimum(side.most_before, ranks) + 1).sum())
         work = WORK // max(1, len(asked.sides) * states * len(multipliers))
@@ -293,11 +306,13 @@ class _Program:
 
     def argument(self) -> KindPrices:
         """What the bound takes from this kind."""
-        side, flat = self.side, len(self.side.rows)
+        side, used = self.side, set(self.used.tolist())
+        flat, whole = len(side.rows), len(side.rows) + len(side.crowds)
         return KindPrices(
             side.rays,
-            tuple(side.rows[q] for q in self.used if q < flat),
-            tuple(side.concave[q - flat] for q in self.used if q >= flat),
+            tuple(row for q, row in enumerate(side.rows) if q in used),
+            tuple(one for q, one in enumerate(side.crowds, flat) if q in used),
+            tuple(one for q, one in enumerate(side.concave, whole) if q in used),
             tuple(tuple(one) for one in self.multipliers.tolist()),
             self.label_s,
             self.classes,

@@ -30,6 +30,26 @@ is concave in :math:`G_i \ge 1`, so it is least at 1 or at κ; a request that is
           \frac aM \sum_{j > \kappa} (h_i + j - 1) + \rho (\kappa - 1) \Big) .
 
 Starting everything at once fills the cache early but is paid for in recompute: that is what this row knows.
+
+**Crowds.** Where the step time is at least :math:`f(n) + c K` with a concave f, a full cache costs more than
+its affine functions know: few run together, and each pays a large share of f. Divide f by a rank J with rises
+:math:`r_j = f(j) - f(j-1)`,
+
+.. math:: f = f_1 + f_2, \qquad f_1(n) = \sum_{j \le n} (r_j - r_J)^+, \qquad
+          f_2(n) = \sum_{j \le n} \min(r_j, r_J),
+
+both concave. Over all steps :math:`f_1` takes at least :math:`\sum_j L_{(j)} (r_j - r_J)^+`, longest first,
+as if all began together. For :math:`f_2`, between whole numbers a straight line, :math:`\psi(y) = y f_2(1/y)`
+is concave and never falls. So if n requests run together that hold :math:`x_i` tokens, in sum at most M,
+
+.. math:: \sum_i \psi(x_i / M) \le n \psi\Big(\frac1n \sum_i \frac{x_i}{M}\Big) \le n \psi(1/n) = f_2(n) ,
+
+and as request i holds at least :math:`h_i + j - 1` tokens while it gains its j-th, in any order of admission
+
+.. math:: T \ge \sum_j L_{(j)} (r_j - r_J)^+ + P
+          + \sum_i \Big( c A_i + \sum_{j \le L_i} \psi\big((h_i + j - 1) / M\big) \Big) .
+
+With an affine f and J = 1 this is the cache's row, with a J beyond all requests it ignores the cache.
 """
 
 from dataclasses import dataclass
@@ -40,6 +60,7 @@ import numpy as np
 from tailopt.arrays import Floats, Ints
 from tailopt.engine.decode_time import context_read
 from tailopt.oracle.kinds import Kind
+from tailopt.oracle.lagrangian_minorant import ConcaveMinorant
 from tailopt.oracle.minorant import Minorant
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.units import held_prompts, own_prefill
@@ -61,6 +82,35 @@ class Row:
     limit: Limit
     minorant: Minorant
     head_start: int = 0
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """A concave function below the step time, divided between the longest requests and the cache.
+
+    Attributes:
+        below: the function f.
+        ranks: J, at most as many as f has rises.
+
+    >>> crowd = Crowd(ConcaveMinorant((5.0, 3.0, 2.0), 0.0), 2)
+    >>> crowd.longest_s, crowd.shared_s
+    ((2.0, 0.0), (3.0, 3.0, 2.0))
+    """
+
+    below: ConcaveMinorant
+    ranks: int
+
+    @property
+    def longest_s(self) -> tuple[float, ...]:
+        """Rises of the part that requests pay by rank; the last goes on."""
+        rises = self.below.rises_s
+        return tuple(rise - rises[self.ranks - 1] for rise in rises[: self.ranks])
+
+    @property
+    def shared_s(self) -> tuple[float, ...]:
+        """Rises of the part that they pay by what they hold; the last goes on."""
+        rises = self.below.rises_s
+        return (rises[self.ranks - 1],) * self.ranks + rises[self.ranks :]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +156,18 @@ class Loads:
             never_s = one.a_s / self.cache * self._busy_after(1)
             seconds = np.where(late > 0, np.minimum(seconds + again_s, never_s), 0.0)
         return np.asarray(seconds + one.b_s * self.output + one.c_s * self.context + self.prefill_s)
+
+    def crowd_s(self, crowd: Crowd) -> Floats:
+        """``[n]`` seconds that each request adds to the row of a crowd, whatever its rank."""
+        rises = np.array(crowd.shared_s)
+        sums = np.append(0.0, np.cumsum(rises))
+        tokens = np.arange(1, int((self.held + self.output).max()))
+        together = self.cache / tokens
+        whole = np.minimum(together.astype(np.int64), len(rises))
+        shared_s = sums[whole] + (together - whole) * rises[np.minimum(whole, len(rises) - 1)]
+        before_s = np.concatenate([[0.0, 0.0], np.cumsum(shared_s / together)])
+        held_s = before_s[self.held + self.output] - before_s[self.held]
+        return np.asarray(held_s + crowd.below.c_s * self.context + self.prefill_s)
 
     def constant_s(self, row: Row, longest: Ints) -> Floats:
         """Seconds besides, by the longest request of the engine; infinity where the row does not hold."""
