@@ -337,6 +337,9 @@ class FakeServer:
             if fault == "shape" and counted > 1:
                 yield b'data: {"choices": [{"token_ids": ["x"]}]}\n\n'
                 return
+            headless = fault == "headless" and finish == "length"
+            if headless:
+                finish = None
             if fault == "short_stop" and finish == "length":
                 finish = "stop"
             choice = {"index": 0, "text": "".join(f" w{t}" for t in tokens), "logprobs": None}
@@ -352,6 +355,8 @@ class FakeServer:
                 event["usage"] = usage
             first = False
             yield b"data: " + json.dumps(event).encode() + b"\n\n"
+            if headless:
+                return
             if finish is not None:
                 if options.get("include_usage"):
                     last = {"id": name, "choices": [], "usage": usage}

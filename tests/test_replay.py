@@ -437,11 +437,11 @@ def test_who_does_not_listen_calls_nobody_late(tmp_path: Path, monkeypatch: pyte
             later.daemon = True
             later.start()
 
-    path = tmp_path / "record.jsonl"
-    with Fakes(more={"pids": str(tmp_path / "pids"), "step_s": 0.01}) as engines:
-        policy, view = queues([0, 1, 2, 3], [4, 5, 6, 7]), View.at_start(BATCH, FLEET)
-        run = execute(BATCH, FLEET, policy, view, engines, record=path, progress=stop)
-    check(run, BATCH, read_record(path))
+    path, short = tmp_path / "record.jsonl", Trace.of([[10, 12], [8, 9]])
+    with Fakes(more={"pids": str(tmp_path / "pids"), "step_s": 0.1}) as engines:
+        policy, view = queues([0, 1], [2, 3]), View.at_start(short, FLEET)
+        run = execute(short, FLEET, policy, view, engines, record=path, progress=stop)
+    check(run, short, read_record(path))
     assert len(stopped) == 2
     assert not any(line["kind"] == "lost" for line in read_record(path).lines)
 
