@@ -13,9 +13,9 @@ requests' own events in a heap, the step in which the blocks :math:`\sum_i \lcei
 out (c_i tokens computed, D tokens further, B tokens a block; only how many requests have which c_i mod B
 matters), or the next arrival. All other steps are taken one by one, by the scheduler's rules, which need no
 pass over the running requests either: all that decode get their tokens, and if the blocks do not suffice,
-those admitted last go, after the free blocks have been taken. So an event costs O(log running + B),
-whatever the lengths. Only where blocks run out under priorities or speculation do requests take their blocks
-one by one.
+those admitted last go, after the free blocks have been taken; if nobody is in prefill, that step is already
+the first of the next jump. So an event costs O(log running + B), whatever the lengths. Only where blocks run
+out under priorities or speculation do requests take their blocks one by one.
 
 **Several engines** meet in the shared queue and in review points; then the earliest acts first. A step or
 jump is begun, and ended in its turn. When a review point is crossed, a pending jump is cut after the first
