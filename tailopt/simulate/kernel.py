@@ -13,9 +13,9 @@ requests' own events in a heap, the step in which the blocks :math:`\sum_i \lcei
 out (c_i tokens computed, D tokens further, B tokens a block; only how many requests have which c_i mod B
 matters), or the next arrival. All other steps are taken one by one, by the scheduler's rules, which need no
 pass over the running requests either: all that decode get their tokens, and if the blocks do not suffice,
-those admitted last go, after the free blocks have been taken. So an event costs O(log running + B),
-whatever the lengths. Only where blocks run out under priorities or speculation do requests take their blocks
-one by one.
+those admitted last go, after the free blocks have been taken; if nobody is in prefill, that step is already
+the first of the next jump. So an event costs O(log running + B), whatever the lengths. Only where blocks run
+out under priorities or speculation do requests take their blocks one by one.
 
 **Several engines** meet in the shared queue and in review points; then the earliest acts first. A step or
 jump is begun, and ended in its turn. When a review point is crossed, a pending jump is cut after the first
@@ -65,7 +65,7 @@ def run(
     requests: Records,
     runs: Records,
     engines: Records,
-    heaps: Ints,
+    heaps: Records,
     phases: Ints,
     chains: Ints,
     own: Ints,
@@ -93,7 +93,7 @@ def run(
         requests: ``[n]`` of REQUEST.
         runs: of RUN.
         engines: ``[m]`` of ENGINE.
-        heaps: ``[m, width]`` requests that decode on each engine, a heap by when they are due.
+        heaps: ``[m, width]`` of ENTRY: requests that decode on each engine, a heap by when they are due.
         phases: ``[m, block_tokens]`` how many of them have which ``offset`` modulo ``block_tokens``.
         chains: ``[groups]`` the first of each group's runs.
         own: each engine's own requests, by arrival and then in the plan's order.
@@ -185,7 +185,7 @@ def settle(
     requests: Records,
     runs: Records,
     engines: Records,
-    heaps: Ints,
+    heaps: Records,
     phases: Ints,
     stays: Records,
     counters: Ints,
@@ -210,7 +210,7 @@ def settle(
         else:
             engine.time_s = max(now_s, engine.ready_s)
         for place in range(engine.decoding):
-            request = requests[heap[place]]
+            request = requests[heap[place].request]
             request.computed = request.offset + engine.gained
             request.generated = request.computed + 1 - request.prompt_tokens
 
@@ -220,7 +220,7 @@ def take_off(
     requests: Records,
     runs: Records,
     engines: Records,
-    heaps: Ints,
+    heaps: Records,
     phases: Ints,
     stays: Records,
     leaving: Ints,
@@ -244,15 +244,14 @@ def take_off(
 
 
 @compiled
-def rekey(requests: Records, engines: Records, heaps: Ints, marks: Ints) -> None:
+def rekey(requests: Records, engines: Records, heaps: Records, marks: Ints) -> None:
     """Put the heaps in order after limits and marks have changed."""
     for e in range(len(engines)):
         engine, heap = engines[e], heaps[e]
         for place in range(engine.decoding):
-            request = requests[heap[place]]
-            request.due = due(engine, request, marks)
+            heap[place].due = due(engine, requests[heap[place].request], marks)
         for place in range(engine.decoding):
-            sift_up(requests, heap, place, heap[place])
+            sift_up(requests, heap, place, heap[place].request, heap[place].due)
 
 
 @compiled
@@ -270,7 +269,7 @@ def act(
     requests: Records,
     runs: Records,
     engine: Record,
-    heap: Ints,
+    heap: Records,
     phase: Ints,
     chains: Ints,
     own: Ints,
@@ -371,7 +370,7 @@ def end(
     requests: Records,
     runs: Records,
     engine: Record,
-    heap: Ints,
+    heap: Records,
     phase: Ints,
     stays: Records,
     counters: Ints,
@@ -488,10 +487,10 @@ def total_gain(engine: Record, steps: int) -> int:
 
 
 @compiled
-def steps_ahead(requests: Records, engine: Record, heap: Ints, phase: Ints, tokens: int) -> int:
+def steps_ahead(requests: Records, engine: Record, heap: Records, phase: Ints, tokens: int) -> int:
     """Steps up to the next request that is due, or fewer if the free blocks do not last that long."""
     engine.rate = tokens
-    gain = int(requests[heap[0]].due - engine.gained)
+    gain = int(heap[0].due - engine.gained)
     steps = gain
     if tokens != TOKEN:
         steps = int(-((engine.tokens % TOKEN - gain * TOKEN) // tokens))
@@ -558,7 +557,7 @@ def step(
     requests: Records,
     runs: Records,
     engine: Record,
-    heap: Ints,
+    heap: Records,
     phase: Ints,
     log: Records,
     stays: Records,
@@ -648,7 +647,7 @@ def step(
 
 @compiled
 def take_or_preempt(
-    requests: Records, runs: Records, engine: Record, heap: Ints, phase: Ints, stays: Records
+    requests: Records, runs: Records, engine: Record, heap: Records, phase: Ints, stays: Records
 ) -> None:
     """Blocks for the next token of all that decode; they do not suffice, so some requests have to go.
 
@@ -668,7 +667,7 @@ def take_or_preempt(
 
 @compiled
 def make_room(
-    requests: Records, runs: Records, engine: Record, heap: Ints, phase: Ints, stays: Records, tokens: Ints
+    requests: Records, runs: Records, engine: Record, heap: Records, phase: Ints, stays: Records, tokens: Ints
 ) -> int:
     """Nobody is in prefill, and blocks do not last for a step: preempt for it, and jump on from there.
 
@@ -683,7 +682,7 @@ def make_room(
 
 @compiled
 def take_in_turn(
-    requests: Records, runs: Records, engine: Record, heap: Ints, phase: Ints, stays: Records
+    requests: Records, runs: Records, engine: Record, heap: Records, phase: Ints, stays: Records
 ) -> int:
     """The same, one by one: several blocks may be needed, and any request may have to go.
 
@@ -740,14 +739,13 @@ def due(engine: Record, request: Record, marks: Ints) -> int:
 
 
 @compiled
-def start_decode(requests: Records, engine: Record, heap: Ints, phase: Ints, marks: Ints, i: int) -> None:
+def start_decode(requests: Records, engine: Record, heap: Records, phase: Ints, marks: Ints, i: int) -> None:
     """From the step just taken on, request i decodes; all its tokens but the last are computed."""
     request = requests[i]
     request.offset = request.computed - engine.gained
-    request.due = due(engine, request, marks)
     phase[request.offset % engine.block_tokens] += 1
     engine.next_kv += request.computed + 2
-    sift_up(requests, heap, engine.decoding, i)
+    sift_up(requests, heap, engine.decoding, i, due(engine, request, marks))
     engine.decoding += 1
     if engine.lookahead > 0:
         request.odd_step = engine.step
@@ -755,7 +753,7 @@ def start_decode(requests: Records, engine: Record, heap: Ints, phase: Ints, mar
 
 
 @compiled
-def stop_decode(requests: Records, engine: Record, heap: Ints, phase: Ints, i: int) -> None:
+def stop_decode(requests: Records, engine: Record, heap: Records, phase: Ints, i: int) -> None:
     """Take a request out of those that decode; what it has so far is kept."""
     request = requests[i]
     request.computed = request.offset + engine.gained
@@ -765,7 +763,8 @@ def stop_decode(requests: Records, engine: Record, heap: Ints, phase: Ints, i: i
     engine.decoding -= 1
     hole, last = request.heap_place, heap[engine.decoding]
     if hole != engine.decoding:
-        sift_down(requests, heap, engine.decoding, sift_up(requests, heap, hole, last), last)
+        place = sift_up(requests, heap, hole, last.request, last.due)
+        sift_down(requests, heap, engine.decoding, place, last.request, last.due)
 
 
 @compiled
@@ -786,7 +785,7 @@ def finish(
     requests: Records,
     runs: Records,
     engine: Record,
-    heap: Ints,
+    heap: Records,
     phase: Ints,
     stays: Records,
     counters: Ints,
@@ -795,8 +794,8 @@ def finish(
 ) -> None:
     """Let requests that have all their tokens go, in running order, and see who has passed a mark."""
     done = 0  # those that are finished stand at the end of the heap's array, sorted by admission
-    while engine.decoding > 0 and requests[heap[0]].due <= engine.gained:
-        i = heap[0]
+    while engine.decoding > 0 and heap[0].due <= engine.gained:
+        i = heap[0].request
         request = requests[i]
         generated = request.offset + engine.gained + 1 - request.prompt_tokens
         if generated < request.limit:
@@ -805,8 +804,7 @@ def finish(
                 counters[PASSED] += 1
                 request.mark += 1
             request.generated = generated
-            request.due = due(engine, request, marks)
-            sift_down(requests, heap, engine.decoding, 0, i)
+            sift_down(requests, heap, engine.decoding, 0, i, due(engine, request, marks))
             continue
         settle_deficit(engine, request)
         request.held_blocks, request.full_blocks = holding(requests, engine, i, False)
@@ -814,14 +812,17 @@ def finish(
         request.generated = request.limit
         done += 1
         place = engine.decoding
-        while place + 1 < engine.decoding + done and requests[heap[place + 1]].stay < requests[i].stay:
-            heap[place] = heap[place + 1]
+        while (
+            place + 1 < engine.decoding + done
+            and requests[heap[place + 1].request].stay < requests[i].stay
+        ):  # fmt: skip
+            heap[place].request = heap[place + 1].request
             place += 1
-        heap[place] = i
+        heap[place].request = i
     if done == 0:
         return
     for place in range(engine.decoding, engine.decoding + done):
-        i = heap[place]
+        i = heap[place].request
         request = requests[i]
         request.finish_s = engine.time_s
         leave(requests, runs, engine, stays, i, request.held_blocks, request.full_blocks, engine.time_s)
@@ -835,7 +836,7 @@ def preempt(
     requests: Records,
     runs: Records,
     engine: Record,
-    heap: Ints,
+    heap: Records,
     phase: Ints,
     stays: Records,
     i: int,
@@ -1097,37 +1098,40 @@ def unlink(runs: Records, engine: Record, r: int) -> None:
 
 
 @compiled
-def sift_up(requests: Records, heap: Ints, place: int, i: int) -> int:
-    """Put request i where it belongs at or above ``place``; returns where."""
-    key = requests[i].due
+def sift_up(requests: Records, heap: Records, place: int, i: int, key: int) -> int:
+    """Put request i, due at ``key``, where it belongs at or above ``place``; returns where."""
     while place > 0:
         parent = (place - 1) // 2
         other = heap[parent]
-        if requests[other].due <= key:
+        if other.due <= key:
             break
-        heap[place] = other
-        requests[other].heap_place = place
+        put(requests, heap, place, other.request, other.due)
         place = parent
-    heap[place] = i
-    requests[i].heap_place = place
+    put(requests, heap, place, i, key)
     return place
 
 
 @compiled
-def sift_down(requests: Records, heap: Ints, size: int, place: int, i: int) -> None:
-    """Put request i where it belongs at or below ``place``."""
-    key = requests[i].due
+def sift_down(requests: Records, heap: Records, size: int, place: int, i: int, key: int) -> None:
+    """Put request i, due at ``key``, where it belongs at or below ``place``."""
     while 2 * place + 1 < size:
         child = 2 * place + 1
-        if child + 1 < size and requests[heap[child + 1]].due < requests[heap[child]].due:
+        if child + 1 < size and heap[child + 1].due < heap[child].due:
             child += 1
         other = heap[child]
-        if key <= requests[other].due:
+        if key <= other.due:
             break
-        heap[place] = other
-        requests[other].heap_place = place
+        put(requests, heap, place, other.request, other.due)
         place = child
-    heap[place] = i
+    put(requests, heap, place, i, key)
+
+
+@compiled
+def put(requests: Records, heap: Records, place: int, i: int, key: int) -> None:
+    """Request i, due at ``key``, stands at this place of the heap."""
+    entry = heap[place]
+    entry.due = key
+    entry.request = i
     requests[i].heap_place = place
 
 

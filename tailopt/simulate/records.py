@@ -15,26 +15,22 @@ REQUEST = np.dtype(
         ("generated", np.int64),  # kept current while it does not decode
         ("computed", np.int64),  # tokens whose KV is in the cache; likewise
         ("offset", np.int64),  # while it decodes: computed - what its engine has gained
-        ("due", np.int64),  # while it decodes: what its engine has gained when it is over or passes a mark
-        ("heap_place", np.int64),
-        ("wait_next", np.int64),  # the waiting requests of its engine, a linked list
-        ("run_next", np.int64),  # the running ones in the order of admission, a linked list
-        ("run_previous", np.int64),
-        ("engine", np.int64),  # where it runs or waits, or NONE
-        ("ran_on", np.int64),  # where it ran last
-        (
-            "stay",
-            np.int64,
-        ),  # its entry in the stays while it runs, else NONE; rises in the order of admission
-        ("position", np.int64),  # in the order of the plan: its priority
-        ("mark", np.int64),  # the next number of tokens that it is watched for
+        ("heap_place", np.int32),
+        ("wait_next", np.int32),  # the waiting requests of its engine, a linked list
+        ("run_next", np.int32),  # the running ones in the order of admission, a linked list
+        ("run_previous", np.int32),
+        ("engine", np.int32),  # where it runs or waits, or NONE
+        ("ran_on", np.int32),  # where it ran last
+        ("stay", np.int32),  # its entry in the stays while it runs, else NONE; rises as they are admitted
+        ("position", np.int32),  # in the order of the plan: its priority
+        ("mark", np.int32),  # the next number of tokens that it is watched for
         ("kv_sent", np.bool_),  # the KV of all its tokens but the last has been sent to its engine
-        ("preemptions", np.int64),
-        ("group", np.int64),
+        ("preemptions", np.int32),
+        ("group", np.int32),
         ("shared_tokens", np.int64),  # leading tokens in blocks that it shares with its group
         ("shared_blocks", np.int64),  # those blocks on its engine
-        ("chain", np.int64),  # run of its group's blocks on its engine, or NONE
-        ("own", np.int64),  # run of its own blocks on its engine, first of its runs on all engines
+        ("chain", np.int32),  # run of its group's blocks on its engine, or NONE
+        ("own", np.int32),  # run of its own blocks on its engine, first of its runs on all engines
         ("odd_step", np.int64),  # the step before which the two below say what it holds, as no rule does
         ("held_blocks", np.int64),
         ("full_blocks", np.int64),
@@ -46,15 +42,17 @@ REQUEST = np.dtype(
     ],
     align=True,
 )
+# of a heap: a request that decodes, and what its engine has gained when it is over or passes a mark
+ENTRY = np.dtype([("due", np.int64), ("request", np.int64)], align=True)
 RUN = np.dtype(  # findable blocks: a group's on an engine, a request's own there, or a leftover of these
     [
         ("blocks", np.int64),
-        ("holders", np.int64),  # of a group's
-        ("previous", np.int64),  # in the free queue
-        ("next", np.int64),
-        ("engine", np.int64),
-        ("sibling", np.int64),  # the next run of the same group, request, or leftovers
-        ("leftovers", np.int64),  # of a request's own run
+        ("holders", np.int32),  # of a group's
+        ("previous", np.int32),  # in the free queue
+        ("next", np.int32),
+        ("engine", np.int32),
+        ("sibling", np.int32),  # the next run of the same group, request, or leftovers
+        ("leftovers", np.int32),  # of a request's own run
         ("index", np.int64),  # of a leftover: which block of the request it holds
         ("older", np.bool_),  # of a leftover: it became findable before the other copy
     ],

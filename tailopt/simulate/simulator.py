@@ -1,7 +1,5 @@
 """``simulate``: carry out a plan, or a policy with its reviews, on a simulated fleet, fast."""
 
-from typing import Any
-
 import numpy as np
 
 from tailopt.arrays import Ints
@@ -64,21 +62,22 @@ class SimulatedBackend:
     def __init__(self, trace: Trace, fleet: Fleet) -> None:
         n = trace.n_requests
         self._ledger, self._n = Ledger(trace, fleet), n
-        self._requests = np.zeros(n, dtype=r.REQUEST)
+        blank = np.zeros(1, dtype=r.REQUEST)
+        for none in ("engine", "ran_on", "stay", "chain", "own", "odd_step", "turn"):
+            blank[none] = r.NONE
+        for time in ("start_s", "first_token_s", "finish_s"):
+            blank[time] = np.nan
+        self._requests = np.repeat(blank, n)
         for column, values in (
             ("prompt_tokens", trace.context_tokens),
             ("group", trace.group),
             ("shared_tokens", self._ledger.shared_tokens),
         ):
             self._requests[column] = values
-        for none in ("engine", "ran_on", "stay", "chain", "own", "odd_step", "turn"):
-            self._requests[none] = r.NONE
-        for time in ("start_s", "first_token_s", "finish_s"):
-            self._requests[time] = np.nan
         self._runs = np.empty(2 * n + 64, dtype=r.RUN)
         self._chains = np.full(int(trace.group.max()) + 1, r.NONE)
         self._engines = np.zeros(0, dtype=r.ENGINE)
-        self._widest, self._heaps = 0, np.zeros((0, 0), dtype=np.int64)
+        self._widest, self._heaps = 0, np.zeros((0, 0), dtype=r.ENTRY)
         sizes = [shape.block_tokens for shape in fleet.profile.shapes.values()]
         self._phases = np.zeros((0, max(sizes)), dtype=np.int64)
         # much more than most batches need: memory that is never written to is never taken
@@ -120,14 +119,14 @@ class SimulatedBackend:
             self._log = _longer(self._log)
         log = _by_engine(self._log[: self._counters[r.LOG_LENGTH]])
         stays, requests = self._stays[: self._counters[r.STAYS_LENGTH]], self._requests
-        columns = ("start_s", "first_token_s", "finish_s", "preemptions")
         return self._ledger.run(
             "simulated",
-            engine=np.ascontiguousarray(requests["ran_on"]),
-            output_tokens=np.ascontiguousarray(requests["generated"]),
+            engine=requests["ran_on"].astype(np.int64),
+            output_tokens=requests["generated"].copy(),
+            preemptions=requests["preemptions"].astype(np.int64),
             log=EngineLog(**{name: log[name] for name in log.dtype.names or ()}),
             stays=Stays(**{name: stays[name] for name in stays.dtype.names or ()}),
-            **_columns(requests[[*columns]]),
+            **{name: requests[name].copy() for name in ("start_s", "first_token_s", "finish_s")},
         )
 
     def _follow(self, orders: Orders) -> None:
@@ -192,7 +191,7 @@ class SimulatedBackend:
         m, width = len(self._engines), self._heaps.shape[1]
         width = max(width, min(self._widest, 4 * self._n // m + 64))
         self._heaps = _wider(
-            np.concatenate([self._heaps, np.zeros((len(new), self._heaps.shape[1]), np.int64)]), width
+            np.concatenate([self._heaps, np.zeros((len(new), self._heaps.shape[1]), r.ENTRY)]), width
         )
         self._phases = np.concatenate([self._phases, np.zeros((len(new), self._phases.shape[1]), np.int64)])
 
@@ -220,7 +219,7 @@ class SimulatedBackend:
         ledger.kv_sent_to[running | (requests["engine"] != r.NONE) & ~requests["kv_sent"]] = r.NONE
         seen = Snapshot(
             clock_s=self._engines["time_s"].copy(),
-            engine=requests["engine"].copy(),
+            engine=requests["engine"].astype(np.int64),
             running=running,
             generated=requests["generated"].copy(),
             computed=requests["computed"].copy(),
@@ -236,18 +235,17 @@ def _longer(table: r.Records) -> r.Records:
 
 
 def _by_engine(log: r.Records) -> r.Records:
-    """The log engine by engine; it is so already if no two of them had to be taken by turns."""
+    """The log engine by engine, in place; it is so already if no two of them had to be taken by turns."""
     engine = log["engine"]
-    if (engine[1:] >= engine[:-1]).all():
-        return log
-    return log[np.argsort(engine.astype(np.int32), kind="stable")]
+    if (engine[1:] < engine[:-1]).any():
+        few = engine.max() < 2**15  # then numpy sorts by radix
+        order = np.argsort(engine.astype(np.int16 if few else np.int32), kind="stable")
+        for name in log.dtype.names or ():
+            log[name] = log[name][order]
+    return log
 
 
-def _wider(heaps: Ints, width: int) -> Ints:
-    wider = np.zeros((len(heaps), width), dtype=np.int64)
+def _wider(heaps: r.Records, width: int) -> r.Records:
+    wider = np.zeros((len(heaps), width), dtype=r.ENTRY)
     wider[:, : heaps.shape[1]] = heaps
     return wider
-
-
-def _columns(table: r.Records) -> dict[str, Any]:
-    return {name: np.ascontiguousarray(table[name]) for name in table.dtype.names or ()}
