@@ -19,7 +19,13 @@ from tailopt.oracle.check import check
 from tailopt.oracle.check_general import check_priced
 from tailopt.oracle.lagrangian import Ascent, Asked, PricedBound, labels, priced_bound
 from tailopt.oracle.lagrangian_kernel import most_collected, tabulate, worth
-from tailopt.oracle.lagrangian_minorant import concave_minorants, ray_minorants
+from tailopt.oracle.lagrangian_minorant import (
+    SwitchedMinorant,
+    bent_minorants,
+    concave_minorants,
+    ray_minorants,
+    switched_minorants,
+)
 from tailopt.oracle.lagrangian_search import PricedSearch
 from tailopt.oracle.lagrangian_search_kernel import FOUND, GIVEN_UP, REFUTED
 from tailopt.oracle.local_search import local_search
@@ -218,6 +224,71 @@ def test_local_search_finds_tiny_optima(trace: Trace, tau: StepTime, engines: in
     found = local_search(problem, units, start, lower_s=0.0, time_limit_s=60, slices=20)
     makespan_s = simulate(trace, problem.fleet, plan_of(problem, units, found)).makespan_s
     assert makespan_s <= brute_force(problem, orders=False)[0] * 1.02
+
+
+kinks = st.builds(
+    lambda a, b, c, less, more_b, more_c: MaxAffine(
+        ((a, b, c), (max(0.0, a - less), b + more_b, c + more_c))
+    ),
+    *(st.floats(0.1, 2), st.floats(0, 0.5), st.floats(0, 0.05)),
+    *(st.floats(0, 2), st.floats(0, 1), st.floats(0, 0.3)),
+)
+
+
+@settings(max_examples=EXAMPLES)
+@given(traces(most_groups=3, most_samples=2, longest=9, prompts=6), kinks, st.integers(1, 2), st.data())
+def test_no_order_beats_a_minorant_that_switches(
+    trace: Trace, tau: StepTime, engines: int, data: st.DataObject
+) -> None:
+    """Two pieces, any switch between them, one engine's own limit: every split and every order is tried."""
+    assume(trace.n_requests <= 4)
+    problem = Problem(trace, fleet_of(tau, engines))
+    units, n = units_of(problem), trace.n_requests
+    alike = concave_minorants([tau.lines(n)], n, np.ones(n + 1))
+    switched = switched_minorants(alike, int(trace.output_tokens.max()))
+    assume(switched)
+    position = [members[0] for members in units.members]
+    certificate = staircase(problem)
+    asked = Asked(problem, units, certificate.plan.engine_of[position], certificate.upper_s)
+    one = data.draw(st.sampled_from(switched))
+    _, plan = brute_force(problem, orders=True)
+    run = simulate(trace, problem.fleet, plan)
+    seconds = asked._seconds_in_plan([one], plan.engine_of[position][asked.unit])[:, 0]
+    assert (seconds <= run.engine_finish_s * SLACK + 1e-12).all()
+    below_the_optimum(problem, orders=True)
+
+
+def test_a_switch_is_verified_and_used() -> None:
+    """Few requests with long contexts: an engine is on the flat piece at first and on the steep one later."""
+    tau = MaxAffine(((12e-3, 1e-5, 1e-8), (8e-3, 3e-5, 9e-8)))
+    kinked = Problem(Trace.of([[int(one)] for one in np.linspace(2e4, 4e4, 24)]), fleet_of(tau, 3))
+    bound = priced(kinked, iterations=12)
+    assert bound is not None
+    assert any(isinstance(one, SwitchedMinorant) for one in bound.minorants)
+    assert check_priced(bound, kinked) == (Fraction(bound.lower_s), "prices")
+    place = next(q for q, one in enumerate(bound.minorants) if isinstance(one, SwitchedMinorant))
+    switched = bound.minorants[place]
+    for change, complaint in (
+        (replace(switched, early=switched.late, late=switched.early), "less steep after its switch"),
+        (replace(switched, steps=-1), "before the first step"),
+        (replace(switched, late=replace(switched.late, c_s=2 * switched.late.c_s)), "not below"),
+        (replace(switched, late=replace(switched.late, rises_s=(8e-3, 2e-5, 1e-5))), "no line"),
+    ):
+        minorants = [*bound.minorants]
+        minorants[place] = change
+        with pytest.raises(InputError, match=complaint):
+            check_priced(replace(bound, minorants=tuple(minorants)), kinked)
+
+
+@given(concave_step_times(), st.integers(2, 40))
+def test_bent_minorants_lie_below(tau: StepTime, n_max: int) -> None:
+    (concave,) = concave_minorants([tau.lines(n_max)], n_max, np.ones(n_max + 1))
+    for minorant in bent_minorants([concave], n_max):
+        rises = np.array(minorant.rises_s)
+        assert (np.diff(rises) <= 0).all()
+        assert rises[-1] >= concave.rises_s[-1] * (1 - 1e-9)
+        g = np.cumsum(rises[np.minimum(np.arange(n_max), len(rises) - 1)])
+        assert (g <= tau(np.arange(1, n_max + 1), 0)).all()
 
 
 def lognormal(n: int, seed: int) -> Trace:

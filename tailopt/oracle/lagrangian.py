@@ -66,14 +66,14 @@ MARGIN = 1e-9
 """Share of all prices by which a plan must fail to pay, to be safe from the rounding of sums."""
 
 CLOSE = 3e-10  # share of the makespan at hand at which the bound is as good as equal
-PRECISION = 1e-7  # relative width at which a bisection stops
+PRECISION, OPEN_PRECISION = 1e-7, 2e-3  # width at which a bisection stops, of the bound or of what is open
 WORK = 60_000_000  # additions in one dynamic program, which decide how fine the labels are
 LEVELS, LEAST_LEVEL, MOST_LEVEL = 5, 0.7, 8.0  # multipliers, in units of all prices over all engines' time
 FIRST_SHARE, LEAST_TARGET = 0.5, 2e-3  # shares of the open gap at which the subgradient is taken
 PATIENCE, LEAST_GAIN = 8, 1e-6  # steps that gain less than this share before the step is halved
 LEAST_SHARE = 1e-6  # of the first rise, that a request costs at least in the first prices
 LEAST_CHANGE = 0.2  # no price falls further in one step
-FEWEST_CLASSES, MOST_CLASSES = 6, 400
+FEWEST_CLASSES, MOST_CLASSES = 6, 256
 BEYOND = 1.1  # labels are told apart up to this share of the makespan of the plan at hand
 MOST_MINORANTS = 4  # if no request waits; each takes one bit for each multiplier
 SMOOTH, SMOOTH_STEPS = 0.02, 8  # share of the requests that move together at first; steps until half as many
@@ -411,7 +411,7 @@ class Priced:
         low, high = known_s, self.asked.upper_s
         if self.surplus(low) >= 0:
             return 0.0
-        while high - low > PRECISION * high:
+        while high - low > max(PRECISION * high, OPEN_PRECISION * (self.asked.upper_s - low)):
             middle = (low + high) / 2
             if self.surplus(middle) < 0:
                 low = middle

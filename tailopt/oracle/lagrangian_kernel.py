@@ -111,7 +111,7 @@ def take(
         marks[last] |= flag
 
 
-@njit(cache=True)
+@njit(cache=True, fastmath={"nnan", "nsz"})
 def worth(
     table: Floats, multiplier_sum: Floats, makespan_s: float, value: Floats, label: Ints, chosen: Ints
 ) -> None:
@@ -131,7 +131,8 @@ def worth(
         for k in range(k_max):
             paid = multiplier_sum[k] * makespan_s
             for b in range(classes):
-                least[b] = min(least[b], table[row, k, b] + paid)
+                then = table[row, k, b] + paid
+                least[b] = then if then < least[b] else least[b]
         for b in range(classes):
             if least[b] > value[row]:
                 value[row], label[row] = least[b], b

@@ -14,8 +14,9 @@ what new engines led by unplaced units collect do not pay for everything, no pla
 When no beginning is left, T is refuted; a beginning that is a whole plan is a better plan. Mostly some dozens
 of beginnings, of some dozens of requests, decide.
 
-Trials go first to the plan at hand, within rounding: if that is refuted it is optimal. What is given up after
-so many states is tried again closer to the bound, and with more states when the prices are better.
+Trials go first to the plan at hand, within rounding: if that is refuted it is optimal. Else half-way to the
+bound, whether a plan was found (by the minorants: the engines may be slower than these) or the trial given up
+after so many states. It is tried again with more states when the prices are better.
 """
 
 from dataclasses import dataclass
@@ -97,9 +98,7 @@ class PricedSearch:
             if outcome == FOUND:
                 searched.plans.append(engine_of)
                 upper_s = min(trial_s, self.asked.seconds_of(engine_of))
-                trial_s = upper_s * (1 - OPTIMAL_GAP / 2)
-                continue
-            if outcome == REFUTED:
+            elif outcome == REFUTED:
                 searched.lower_s, searched.places, searched.states = trial_s, places, states
                 lower_s = trial_s
             else:

@@ -86,7 +86,8 @@ def collectable(rest: Floats, multiplier: Floats, room_s: Floats, least: Floats)
                 least[b] = rest[0, b] + paid
         else:
             for b in range(classes):
-                least[b] = min(least[b], rest[k, b] + paid)
+                then = rest[k, b] + paid
+                least[b] = then if then < least[b] else least[b]
     best = 0.0
     for b in range(classes):
         best = max(best, least[b])

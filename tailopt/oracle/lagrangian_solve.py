@@ -27,8 +27,8 @@ from tailopt.simulate.simulator import simulate
 SLICES = (12, 6, 6)  # of the rounds of local search, if there is no time limit
 SHARES = (0.15, 0.08, 0.07)  # of the time limit
 ROUNDS, MOST_ROUNDS = 1, 40  # of prices and search, without a time limit and with one
-ITERATIONS = 16  # of the prices in the first round, and half as many more in each that follows
-STATES = 2**14  # until a trial is given up, in the first round, and twice as many in each that follows
+ITERATIONS, MORE_ITERATIONS = 16, 3  # of the prices in the first round; so many times more in the next
+STATES, MORE_STATES = 2**15, 4  # until a trial is given up in the first round; so many times more in the next
 PRICES_SHARE = 0.25  # of what is left of the time limit that one round of prices may take
 
 
@@ -128,7 +128,7 @@ class _Refined:
             if searched.lower_s > 0:
                 lower_s = not_above(searched.lower_s, self.run.makespan_s)
                 self._raise_to(priced.argument(lower_s, searched.places, searched.states), "priced search")
-            iterations, states = iterations + iterations // 2, 2 * states
+            iterations, states = MORE_ITERATIONS * iterations, MORE_STATES * states
 
     def certificate(self) -> Certificate:
         """What was found."""
