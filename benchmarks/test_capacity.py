@@ -4,9 +4,13 @@ Crowded batches are whole traces, their prompts drawn with replacement; mixed on
 would. ``extra_info`` holds the median and the worst gap of the quick certificate and of ``solve`` on the same
 batches in the same run, and the share within 1 and 2 percent. ``TAILOPT_BATCHES`` sets how many are drawn
 (default 3).
+
+``python benchmarks/test_capacity.py [ENGINE ...]`` prints a row for each batch; there
+the limit, ``TAILOPT_SECONDS``, is one of processor seconds, the same on a busy machine.
 """
 
 import os
+import sys
 import time
 
 import numpy as np
@@ -31,6 +35,7 @@ MIXED = [  # trace, engine, shape, prompts, samples, seconds
     ("gpqa-deepseek-reasoner", "h100-gpt-oss-120b-vllm", "4xTP2+2xTP4", 64, 4, 10),
     ("gpqa-deepseek-reasoner", "h100-gpt-oss-120b-vllm", "4xTP2+1xTP4", 64, 8, 10),
     ("gpqa-gpt-5-high", "h100-qwen3-235b-fp8-trtllm", "2xTP4+1xTP8", 64, 4, 10),
+    ("gpqa-deepseek-reasoner", "h100-qwen3-235b-fp8-trtllm", "2xTP4", 64, 4, 10),
     ("gpqa-deepseek-reasoner", "h100-llama-3.1-8b", "4xTP1+1xTP4", 64, 4, 10),
     ("gpqa-deepseek-reasoner", "h100-llama-3.1-8b", "2xTP2+1xTP4", 64, 4, 10),
     ("gpqa-claude-opus-4-5", "a100-llama-7b", "4xTP1+1xTP4", 64, 4, 10),
@@ -77,3 +82,37 @@ def measure(benchmark: BenchmarkFixture, batches: list[Trace], engine: str, shap
         slowest_s=max(walls),
     )
     assert all(after <= before for after, before in zip(gaps, quick, strict=True))
+
+
+def main() -> None:
+    vars(time)["perf_counter"] = time.process_time
+    for trace, engine, shape, _ in CROWDED:
+        whole = load_bundled(trace)
+        drawn = {"whole": whole, **{f"seed {seed}": bootstrap(whole, seed=seed) for seed in range(BATCHES)}}
+        table(trace, engine, shape, drawn)
+    for trace, engine, shape, prompts, samples, _ in MIXED:
+        some = sample_batches(load_bundled(trace), batches=BATCHES, prompts=prompts, samples=samples, seed=0)
+        table(trace, engine, shape, {f"batch {i}": batch.trace for i, batch in enumerate(some)})
+
+
+def table(trace: str, engine: str, shape: str, batches: dict[str, Trace]) -> None:
+    if sys.argv[1:] and engine not in sys.argv[1:]:
+        return
+    limit_s, fleet = float(os.environ.get("TAILOPT_SECONDS", "10")), Fleet.of(load_engine(engine), shape)
+    solve(Problem(next(iter(batches.values())), fleet), time_limit_s=0.1)  # compiled
+    for name, module in list(sys.modules.items()):
+        if name.startswith("tailopt.oracle") and hasattr(module, "clock"):
+            vars(module)["clock"] = time.process_time
+    for name, batch in batches.items():
+        problem, started = Problem(batch, fleet), time.process_time()
+        found = solve(problem, time_limit_s=limit_s)
+        print(
+            f"{trace} {engine} {shape} {name:8} {found.lower_s:8.2f} .. {found.upper_s:8.2f} s, gap "
+            f"{found.gap:.2%} (quick {solve(problem, method='staircase').gap:.1%}), "
+            f"{time.process_time() - started:.1f} processor seconds",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -148,7 +148,7 @@ def slow_crowd_s(loads: Loads, crowd: Crowd, i: int) -> float:
     for held in range(int(loads.held[i]), int(loads.held[i] + loads.output[i])):
         together = loads.cache / max(held, 1)  # so many would fit, if all held as much
         whole = int(together)
-        f = sum(rises[min(j, len(rises) - 1)] for j in range(whole))
+        f = sum(rises[:whole]) + max(0, whole - len(rises)) * rises[-1]
         f += (together - whole) * rises[min(whole, len(rises) - 1)]
         seconds += f / together if held else 0.0
     return float(seconds)
