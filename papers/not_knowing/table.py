@@ -62,19 +62,18 @@ def believed(batch: Batch) -> Trace:
     return replace(batch.trace, output_tokens=lengths)
 
 
-def ratios(batch: Batch, fleet: Fleet) -> dict[str, float]:
+def ratios(batch: Batch, fleet: Fleet, scenarios: int) -> dict[str, float]:
     """Makespan of each policy over the clairvoyant optimum; its gap; seconds that the sample average took."""
     clairvoyant = solve(Problem(batch.trace, fleet, atomic=True))
     found = {"clairvoyant gap": clairvoyant.gap}
     for name, (policy_name, predictor_name) in POLICIES.items():
         policy = resolve_policy(policy_name)
-        told, scenarios = None, None
+        told, drawn = None, None
         if predictor_name is not None:
-            predictor = resolve_predictor(predictor_name)
-            told, scenarios = predictor(batch), predictor.scenarios(batch)
-        view = View.at_start(
-            batch.trace, fleet, told, scenario_tokens=scenarios, atomic=True, seed=batch.seed
-        )
+            options = f"(scenarios={scenarios})" if predictor_name == "prompt_distribution" else ""
+            predictor = resolve_predictor(predictor_name + options)
+            told, drawn = predictor(batch), predictor.scenarios(batch)
+        view = View.at_start(batch.trace, fleet, told, scenario_tokens=drawn, atomic=True, seed=batch.seed)
         started = time.perf_counter()
         plan = policy(view)
         found[f"{name} s"] = time.perf_counter() - started
@@ -148,6 +147,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=30)
     parser.add_argument("--bounds", type=int, default=3, help="batches whose plans are bounded too")
     parser.add_argument("--curve", choices=CURVES, nargs="*", default=list(CURVES))
+    parser.add_argument("--scenarios", type=int, default=200, help="of the sample average in the first table")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     means: dict[str, list[float]] = {}
@@ -163,7 +163,7 @@ def main() -> None:
                 samples=4,
                 seed=asked.seed,
             )
-            rows = [ratios(batch, fleet) for batch in batches[: asked.batches]]
+            rows = [ratios(batch, fleet, asked.scenarios) for batch in batches[: asked.batches]]
             if rows:
                 print(f"{name}, {curve}: {summary(rows)}", flush=True)
                 means.setdefault(curve, []).append(float(np.mean([row["sample average"] for row in rows])))

@@ -183,6 +183,7 @@ def replay(
         import tempfile
 
         from tailopt.errors import InputError
+        from tailopt.files import whole_file
         from tailopt.replay.study import calibrate
         from tailopt.replay.study import replay as run_study
         from tailopt.report.figure import require_figures, suffix_of
@@ -262,7 +263,8 @@ def replay(
                     **drawn,
                 },
             )
-            (folder / "results.json").write_text(text, encoding="utf-8")
+            with whole_file(folder / "results.json") as temporary:
+                temporary.write_text(text, encoding="utf-8")
             title = f"{rollouts.name} on {fleet} of {fleet.profile.name}, {engines.name}"
             if figure is not None:
                 from tailopt.replay.waterfall import write_waterfall
