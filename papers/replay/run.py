@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="records and runs; may be there already")
     parser.add_argument("--results", type=Path, default=HERE, help="where the tables go")
     parser.add_argument("--traces", nargs="+", default=TRACES)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--longest", type=int, default=600, help="tokens, prompt included")
