@@ -506,3 +506,14 @@ def test_a_set_costs_its_lengths_times_the_rises() -> None:
     area = length * (length + 1) // 2
     expected = float(length @ rises) + 1e-7 * float(area.sum())
     assert float(decode_time_s(tau, 0 * length, length)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("max_running", [1, 2, 64])
+def test_first_prices_that_are_worth_nothing(max_running: int) -> None:
+    """A step of two is a thousand times as long as one alone: the search begins all the same."""
+    jump = Table(np.array([1, 3, 10]), np.array([0.001, 1.001, 1.001]), padded=True)
+    trace = Trace.of([[1], [1, 1]], prompt_tokens=[0, 0])
+    problem = Problem(trace, fleet_of(jump, 2, kv_capacity_tokens=3, max_running=max_running), False)
+    certificate = solve(problem, method="lagrangian")
+    check(certificate, problem)
+    assert certificate.lower_s <= brute_force(problem)[0] * (1 + 1e-9)

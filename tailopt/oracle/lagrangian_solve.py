@@ -109,7 +109,8 @@ class _Refined:
         upper_s = self.run.makespan_s
         asked = Asked(self.problem, self.units, self._engine_of_units(self.run.plan), upper_s)
         ascent = Ascent(asked)
-        iterations, states, searched_at = ITERATIONS, STATES, 0.0
+        iterations, states = ITERATIONS, STATES
+        search, searched_at = None, 0.0
         for _ in range(MOST_ROUNDS if self.limited else ROUNDS):
             now = clock()
             if now > self.deadline_s or self.optimal:
@@ -119,7 +120,7 @@ class _Refined:
             if priced is None:
                 break
             self._raise_to(priced.argument(not_above(ascent.best_s, upper_s)), "priced staircase")
-            if ascent.best_s > searched_at:
+            if search is None or ascent.best_s > searched_at:  # prices may be worth nothing at first
                 search = PricedSearch(priced)
                 searched_at = ascent.best_s
             searched = search.narrow(self.lower_s, self.run.makespan_s, states, self.deadline_s)
