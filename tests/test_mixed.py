@@ -19,7 +19,7 @@ from tailopt.oracle.kinds import kinds_of
 from tailopt.oracle.lagrangian_minorant import ConcaveMinorant, concave_minorants
 from tailopt.oracle.minorant import Minorant
 from tailopt.oracle.mixed_kernel import most_collected
-from tailopt.oracle.mixed_priced import PricedKindsBound, priced_kinds_bound
+from tailopt.oracle.mixed_priced import KindPrices, PricedKindsBound, priced_kinds_bound
 from tailopt.oracle.mixed_rows import Crowd, Loads, Row
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.units import units_of
@@ -320,3 +320,31 @@ def test_full_caches_raise_the_bound() -> None:
     first, bound = staircase(CROWDED), priced(CROWDED)
     assert bound is not None
     assert bound.lower_s > 1.005 * first.bound_argument.lower_s
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "label_s"),
+    [(2.0**power, 1e9) for power in range(-16, 900, 61)] + [(np.inf, 1e9), (np.nan, 1e9), (1e-3, 1e-300)],
+)
+def test_numbers_too_large_to_compute_with_prove_nothing(multiplier: float, label_s: float) -> None:
+    """One request takes 10 s, and no multiplier of a row that has a whole cache to spare makes it 1000 s."""
+    shape = ShapeProfile(1, Affine(1.0, 0.0), 1.0, 100_000, 10, token_budget=100, block_tokens=1,
+                         prefix_caching=False)  # fmt: skip
+    problem = Problem(Trace.of([[10]], prompt_tokens=1), Fleet(profile(shape), (Engine(1),), 1))
+    row = Row("recompute", Minorant(0.0, 0.0, 0.0, 1), 0)
+    for price in (1.0, 1e-3, 1e300):
+        part = KindPrices((), (row,), (), (), ((0.0,), (multiplier,)), label_s, 1)
+        with pytest.raises(InputError):
+            check_priced_kinds(PricedKindsBound(1000.0, (price,), (part,), 1e9), problem)
+
+
+def test_a_row_with_a_cache_to_spare_does_not_wrap_around() -> None:
+    """Multipliers such that 2^63 is all but reached, if only the makespan is thought of."""
+    shape = ShapeProfile(1, Affine(1.0, 0.0), 1.0, 100_000, 10, token_budget=100, block_tokens=1,
+                         prefix_caching=False)  # fmt: skip
+    problem = Problem(Trace.of([[10]], prompt_tokens=1), Fleet(profile(shape), (Engine(1),), 1))
+    row = Row("recompute", Minorant(0.0, 0.0, 0.0, 1), 0)
+    multiplier = float((2**63 - 2**54) * 16 / (2**60 * 101_000))
+    part = KindPrices((), (row,), (), (), ((0.0,), (multiplier,)), 1e9, 1)
+    with pytest.raises(InputError):
+        check_priced_kinds(PricedKindsBound(1000.0, (1.0,), (part,), 1e9), problem)

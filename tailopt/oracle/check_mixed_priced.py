@@ -53,8 +53,20 @@ def check_priced_kinds(bound: PricedKindsBound, problem: Problem) -> tuple[Fract
     for place, i in enumerate(order):
         first.setdefault(unit_of[i], place)
     makespan, total = Fraction(bound.lower_s), sum(map(Fraction, bound.prices), Fraction(0))
+    require(
+        all(np.isfinite(x) for part in bound.kinds for one in part.multipliers for x in one),
+        "a multiplier is not finite",
+    )
     steepest = max(sum(map(Fraction, one)) for part in bound.kinds for one in [(), *part.multipliers])
-    scale = MUCH / max(16 * total, steepest * makespan)
+    spare_s = max(
+        (
+            Fraction(shape.kv_capacity_tokens) / Fraction(shape.prefill_tokens_per_s)
+            for part, (shape, _) in zip(bound.kinds, counts, strict=True)
+            if any(row.limit == "recompute" for row in part.rows)
+        ),
+        default=Fraction(0),
+    )  # what a row may have besides the makespan
+    scale = MUCH / max(16 * total, steepest * (makespan + spare_s))
     price = [floor(scale * Fraction(bound.prices[i])) for i in order]
     of_unit = [0] * len(units)
     for i, one in zip(order, price, strict=True):
@@ -213,7 +225,9 @@ def _values(
             if any(constant is None for _, constant in used):
                 continue
             room_s = sum((x * (makespan - less) for x, less in used if less is not None), Fraction(0))
-            worth = table[place, m] + np.int64(max(-MUCH, ceil(scale * room_s)))
+            room = ceil(scale * room_s)
+            require(room < -NEVER, "the multipliers are too large to compute with")
+            worth = table[place, m] + np.int64(max(-MUCH, room))
             best = worth if best is None else np.minimum(best, worth)
         most = sum(price) if best is None else min(sum(price), int(best.max()))
         values.append(None if most <= NEVER + MUCH else most)
@@ -298,7 +312,7 @@ def _labels(part: KindPrices, engine: _Engine) -> list[Ints]:
             seconds = one.output * rises + fixed_s
         else:
             seconds = np.array([float(engine.added(part.rows[-1], one))]) if part.rows else np.zeros(1)
-        found.append(np.floor(seconds / part.label_s + spread).astype(np.int64))
+        found.append(np.minimum(seconds / part.label_s + spread, 2.0**40).astype(np.int64))
     return found
 
 
