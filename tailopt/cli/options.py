@@ -1,6 +1,7 @@
 """Options that several commands share, each declared once."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -86,3 +87,16 @@ GroupsOption = Annotated[
 SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Of all that is drawn.")]
 JsonOption = Annotated[bool, typer.Option("--json", metavar="", help="JSON to stdout instead of the table.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", metavar="", help="No progress bar.")]
+GoOnOption = Annotated[
+    bool,
+    typer.Option("--go-on", metavar="", help="Go on with a FOLDER that was interrupted, as it was begun."),
+]
+RemoteOption = Annotated[bool, typer.Option("--remote", metavar="", help="Allow servers on other machines.")]
+PythonOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--python",
+        metavar="PATH",
+        help="Python that has the engine's packages. Default: TAILOPT_VLLM_PYTHON, or this one.",
+    ),
+]

@@ -11,7 +11,7 @@ import typer
 from tailopt.cli.errors import plain_errors
 from tailopt.cli.fit import Kind
 from tailopt.cli.inputs import check_range, check_target
-from tailopt.cli.options import QuietOption, SeedOption
+from tailopt.cli.options import PythonOption, QuietOption, RemoteOption, SeedOption
 from tailopt.cli.output import interrupts, print_all
 from tailopt.cli.replay import Device, live_engines, servers_of
 
@@ -51,17 +51,8 @@ def profile(
             "Default: vLLM, started here.",
         ),
     ] = None,
-    remote: Annotated[
-        bool, typer.Option("--remote", metavar="", help="Allow servers on other machines.")
-    ] = False,
-    python: Annotated[
-        Path | None,
-        typer.Option(
-            "--python",
-            metavar="PATH",
-            help="Python that has vLLM. Default: TAILOPT_VLLM_PYTHON, or this one.",
-        ),
-    ] = None,
+    remote: RemoteOption = False,
+    python: PythonOption = None,
     model: Annotated[
         str | None,
         typer.Option(

@@ -15,10 +15,13 @@ from tailopt.cli.options import (
     DEFAULT_TRACE,
     CapOption,
     FormatOption,
+    GoOnOption,
     Groups,
     GroupsOption,
     JsonOption,
+    PythonOption,
     QuietOption,
+    RemoteOption,
     SeedOption,
     SkipOption,
     TailOption,
@@ -128,12 +131,7 @@ def replay(
         Path | None,
         typer.Option("--out", metavar="FOLDER", help="Records, runs, timelines, results; a new folder."),
     ] = None,
-    go_on: Annotated[
-        bool,
-        typer.Option(
-            "--go-on", metavar="", help="Go on with a FOLDER that was interrupted, as it was begun."
-        ),
-    ] = False,
+    go_on: GoOnOption = False,
     figure: Annotated[
         Path | None,
         typer.Option("--figure", metavar="FILE", help="Draw the gap; the name ends in .png or .svg."),
@@ -147,17 +145,8 @@ def replay(
             "Default: vLLM, started here.",
         ),
     ] = None,
-    remote: Annotated[
-        bool, typer.Option("--remote", metavar="", help="Allow servers on other machines.")
-    ] = False,
-    python: Annotated[
-        Path | None,
-        typer.Option(
-            "--python",
-            metavar="PATH",
-            help="Python that has vLLM. Default: TAILOPT_VLLM_PYTHON, or this one.",
-        ),
-    ] = None,
+    remote: RemoteOption = False,
+    python: PythonOption = None,
     model: Annotated[
         str | None,
         typer.Option(

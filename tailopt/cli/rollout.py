@@ -9,7 +9,7 @@ import typer
 
 from tailopt.cli.errors import plain_errors
 from tailopt.cli.inputs import check_range
-from tailopt.cli.options import QuietOption, SeedOption
+from tailopt.cli.options import GoOnOption, PythonOption, QuietOption, SeedOption
 from tailopt.cli.output import interrupts, write_out
 from tailopt.cli.replay import Backend, BackendOption, Device, live_progress, started
 
@@ -58,20 +58,8 @@ def rollout(
             help="Engine profile, in place of --running. Default: limits that fit the model.",
         ),
     ] = None,
-    go_on: Annotated[
-        bool,
-        typer.Option(
-            "--go-on", metavar="", help="Go on with a FOLDER that was interrupted, as it was begun."
-        ),
-    ] = False,
-    python: Annotated[
-        Path | None,
-        typer.Option(
-            "--python",
-            metavar="PATH",
-            help="Python that has vLLM. Default: TAILOPT_VLLM_PYTHON, or this one.",
-        ),
-    ] = None,
+    go_on: GoOnOption = False,
+    python: PythonOption = None,
     backend: BackendOption = Backend.VLLM,
     device: Annotated[Device, typer.Option("--device", help="What engines compute on.")] = Device.CPU,
     seed: SeedOption = 0,

@@ -7,7 +7,6 @@ this one. What this engine does otherwise than vLLM is told in :mod:`tailopt.rep
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +15,7 @@ from typing import Any
 from tailopt.engine.profile import EngineProfile
 from tailopt.errors import InputError
 from tailopt.plan import Engine
-from tailopt.replay.errors import ReplayError
-from tailopt.replay.vllm import PYTHON, VllmEngines, vllm_python
+from tailopt.replay.vllm import PYTHON, VllmEngines, version_of, vllm_python
 
 WORKER = Path(__file__).with_name("transformers_worker.py")
 
@@ -50,11 +48,7 @@ class TransformersEngines(VllmEngines):
     @cached_property
     def name(self) -> str:
         """``transformers`` with its version."""
-        code = "import importlib.metadata as m; print(m.version('transformers'))"
-        found = subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=False)
-        if found.returncode:
-            raise ReplayError(f"{self.python}: has no transformers")
-        return f"transformers {found.stdout.strip()}"
+        return f"transformers {version_of(self.python, 'transformers')}"
 
     def configuration(self, engine: Engine) -> dict[str, Any]:
         """What its worker is told.

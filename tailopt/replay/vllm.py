@@ -53,6 +53,19 @@ def vllm_python(python: str | Path | None = None) -> str:
     return sys.executable
 
 
+def version_of(python: str, package: str) -> str:
+    """The version of the package that can be imported there; its distribution may have another name.
+
+    Raises:
+        ReplayError: if it is not there.
+    """
+    code = f"import importlib.metadata as m; print(m.version(m.packages_distributions()['{package}'][0]))"
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise ReplayError(f"{python}: has no {package}")
+    return found.stdout.strip()
+
+
 def tiny_profile(cores: int) -> EngineProfile:
     """Limits for engines of the tiny model with 1 to ``cores`` cores; times that are to be measured.
 
@@ -136,11 +149,7 @@ class VllmEngines:
     @cached_property
     def name(self) -> str:
         """``vLLM`` with its version."""
-        code = "import importlib.metadata as m; print(m.version(m.packages_distributions()['vllm'][0]))"
-        found = subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=False)
-        if found.returncode:
-            raise ReplayError(f"{self.python}: has no vllm")
-        return f"vLLM {found.stdout.strip()}"
+        return f"vLLM {version_of(self.python, 'vllm')}"
 
     def most_tokens(self, engine: Engine) -> int:
         """The model's own limit, or that of the KV cache."""

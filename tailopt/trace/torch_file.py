@@ -131,7 +131,7 @@ def _program(path: Path) -> bytes:
             if entries[0].compress_type != zipfile.ZIP_STORED:
                 raise InputError(f"{path}: compressed, expected an archive as torch.save writes it")
             return archive.read(entries[0])
-    except (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, EOFError, RuntimeError) as error:
         raise InputError(f"{path}: expected a zip archive as torch.save writes it ({error})") from None
 
 
