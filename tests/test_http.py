@@ -371,7 +371,16 @@ def shrink(view: View) -> Plan:
             False,
         ),
     ],
-    ids=str,
+    ids=[
+        "as it says",
+        "refuses sleep",
+        "pretends sleep",
+        "refuses pause",
+        "pretends pause",
+        "refuses aborts",
+        "pretends aborts",
+        "sglang refuses",
+    ],  # a set's own name depends on the hash seed
 )
 def test_what_a_server_lists_and_does_not_do(options: dict[str, Any], asleep: bool, tmp_path: Path) -> None:
     """Its paths are tried, and where one does not work the replay does without."""
