@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -127,4 +128,37 @@ def test_ctrl_c_ends_though_a_solver_keeps_its_plan(
     with pytest.raises(SystemExit) as ended:
         main([*QUICK, "--batches", "3"])
     assert (ended.value.code, len(calls), signal.getsignal(signal.SIGINT)) == (130, 1, before)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_ctrl_c_waits_for_the_compiler_but_not_twice(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A KeyboardInterrupt while numba compiles leaves half a function, and another error."""
+    from numba.core.compiler_lock import global_compiler_lock
+
+    from tailopt import compare
+
+    solve, done = compare.solve, []
+
+    def interrupted(times: int) -> Callable[[Problem], Certificate]:
+        def interrupt(problem: Problem) -> Certificate:
+            try:
+                with global_compiler_lock:
+                    for _ in range(times):
+                        os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(0.3)
+                    done.append(times)
+            except KeyboardInterrupt:
+                raise RuntimeError("no compiled object yet") from None
+            return solve(problem)
+
+        return interrupt
+
+    for times in (1, 2):
+        monkeypatch.setattr(compare, "solve", interrupted(times))
+        with pytest.raises(SystemExit) as ended:
+            main([*QUICK, "--batches", "3"])
+        assert ended.value.code == 130
+    assert done == [1]
     assert capsys.readouterr() == ("", "")

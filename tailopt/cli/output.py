@@ -10,19 +10,27 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-INSIST_S = 2.0  # after which Ctrl-C is raised again: a compiler at work may have dropped it
+INSIST_S = 2.0  # after which Ctrl-C is raised again: what is called back from C drops it
+COMPILER_S = 0.05  # between looks whether the compiler is done: Ctrl-C would leave half a function
 
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[Callable[[], None]]:
-    """Yield what raises if Ctrl-C was pressed before: a solver that is interrupted keeps its plan."""
+    """Yield what raises if Ctrl-C was pressed before: a solver that is interrupted keeps its plan.
+
+    The first Ctrl-C waits for numba to finish the function it compiles: inside, a KeyboardInterrupt becomes
+    another error, or none. The second does not wait.
+    """
     came: list[int] = []
     alarm = getattr(signal, "SIGALRM", None)  # there is none on Windows
 
     def handle(number: int, _: object) -> None:
         came.append(number)
         if alarm is not None:
-            signal.setitimer(signal.ITIMER_REAL, INSIST_S)
+            wait = _compiling() and came.count(signal.SIGINT) == 1
+            signal.setitimer(signal.ITIMER_REAL, COMPILER_S if wait else INSIST_S)
+            if wait:
+                return
         raise KeyboardInterrupt
 
     def check() -> None:
@@ -34,11 +42,19 @@ def interrupts() -> Iterator[Callable[[], None]]:
     try:
         yield check
         check()
+    except Exception:
+        check()
+        raise
     finally:
         if alarm is not None:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+def _compiling() -> bool:
+    lock = sys.modules.get("numba.core.compiler_lock")
+    return lock is not None and bool(lock.global_compiler_lock.is_locked())
 
 
 @contextlib.contextmanager
