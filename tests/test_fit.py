@@ -16,7 +16,7 @@ from tailopt.cli import app
 from tailopt.engine.catalogue import load_engine, read_profile
 from tailopt.engine.step_time import Affine, MaxAffine, Power, StepTime, Table
 from tailopt.errors import InputError
-from tailopt.replay.fit import Steps, condense, fit_steps
+from tailopt.replay.fit import Steps, condense, fit_steps, joined, levelled
 from tailopt.replay.fit_forms import KINDS, Points, fit_padded, fit_table, weighted_median
 
 PREFILL = 20_000.0
@@ -88,6 +88,34 @@ def test_each_kind_is_found_again(kind: str, data: st.DataObject, seed: int) -> 
         assert np.sort(off)[-4] < 0.05  # where exactly a table steps may be off by a request or two
     assert fit.prefill_tokens_per_s == pytest.approx(PREFILL, rel=0.1)
     assert fit.best.form.idle_s == pytest.approx(ALONE_S, rel=1.5)
+
+
+@settings(max_examples=20)
+@given(
+    tau=st.builds(Affine, st.floats(4e-3, 10e-3), st.floats(1e-4, 5e-4), st.floats(1e-7, 1e-6)),
+    paces=st.lists(st.floats(0.8, 1.25), min_size=4, max_size=8),
+    seed=st.integers(0, 2**32),
+)
+def test_levelled_batches_have_one_pace(tau: Affine, paces: list[float], seed: int) -> None:
+    """Each batch runs empty at its own pace; what is left is tau times one number, and the sum of seconds."""
+    rng = np.random.default_rng(seed)
+    parts, usual = [], []
+    for pace in paces:
+        lengths = np.sort(np.minimum(rng.lognormal(4, 1, 24).astype(int) + 1, 600))
+        step = np.arange(lengths[-1])
+        n = 24 - np.searchsorted(lengths, step, side="right")
+        kv = np.array([lengths[lengths > at].size * (at + 1) for at in step])
+        usual.append(np.asarray(tau(n, kv)))
+        parts.append(Steps.of(n, kv, 0 * n, pace * usual[-1] * rng.normal(1, 0.02, len(n))))
+    probes = Steps.of([1] * 30, np.arange(100, 3100, 100), [0] * 30, np.full(30, 1.0))  # no pace of its own
+    found = levelled([*parts, probes])
+    assert found.seconds.sum() == pytest.approx(joined([*parts, probes]).seconds.sum(), rel=1e-12)
+    assert (found.seconds[-30:] == 1.0).all()
+    ends = np.cumsum([0, *map(len, parts)])
+    left = [found.seconds[a:b].sum() / one.sum() for a, b, one in zip(ends, ends[1:], usual, strict=False)]
+    assert np.ptp(left) < 0.02 * np.mean(left)
+    assert np.min(left) > np.min(paces) * 0.97
+    assert np.max(left) < np.max(paces) * 1.03
 
 
 @settings(max_examples=5)

@@ -12,6 +12,14 @@ form chosen is the simplest whose error is above the least one by no more than a
 standard error of that difference, cell by cell (the one-standard-error rule: Breiman, Friedman, Olshen and
 Stone, Classification and Regression Trees, 1984).
 
+**Pace.** A shared machine is some per cent faster in one batch than in the next, and a batch whose tail is
+long has more steps of few requests: what was the machine's then looks like the form's. Batches of like
+requests tell both apart, as each goes through steps that the others go through, too: ``levelled`` takes
+
+.. math:: s \approx \pi_f \, \tau(n, K),
+
+:math:`\pi_f` the pace of batch f, by fitting one with the other held in turn.
+
 **Mean or median.** The fit predicts the usual step. What disturbs an engine only ever slows it down, so the
 sum of all steps is above the sum of usual ones, by ``total_ratio``; ``match_total`` scales it away.
 """
@@ -31,6 +39,9 @@ LEAST_BANDS = 3
 """Of n, so that one can be held out between two others."""
 
 FOLDS = 5
+
+MOST_ROUNDS = 50
+"""Of fitting paces and step time in turn."""
 
 NEGLIGIBLE = 1e-3
 """Errors that differ by no more are equal."""
@@ -246,6 +257,41 @@ def joined(parts: Sequence[Steps]) -> Steps:
     return Steps(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
+def levelled(parts: Sequence[Steps]) -> Steps:
+    """The rows of all parts, as if the machine had kept one pace: the mean one, so the seconds stay in sum.
+
+    A part with n in fewer than three bands has no pace of its own: its steps may be slower than others
+    because they are different ones.
+
+    >>> n = np.tile([1, 2, 4, 8], 40)
+    >>> usual = Steps.of(n, n * np.repeat(np.arange(100, 4100, 100), 4), 0 * n, 5e-3 + 1e-4 * n)
+    >>> slow = replace(usual, seconds=1.2 * usual.seconds)
+    >>> found = levelled([usual, slow]).seconds
+    >>> bool(np.allclose(found, 1.1 * np.tile(usual.seconds, 2)))
+    True
+    """
+    decoded = [part.where(np.flatnonzero((part.running > 0) & (part.other_tokens == 0))) for part in parts]
+    own = [f for f, part in enumerate(decoded) if _bands(part) >= LEAST_BANDS]
+    if len(own) < 2:
+        return joined(parts)
+    seconds = np.array([decoded[f].seconds.sum() for f in own])
+    pace = np.ones(len(own))
+    for _ in range(MOST_ROUNDS):
+        before = pace
+        even = [replace(decoded[f], seconds=decoded[f].seconds / pace[i]) for i, f in enumerate(own)]
+        step_time = KINDS["affine"](condense(joined(even))).step_time
+        told = [step_time(decoded[f].running, decoded[f].kv_tokens).sum() for f in own]
+        pace = seconds / np.array(told)
+        pace *= (seconds / pace).sum() / seconds.sum()
+        if np.abs(pace / before - 1).max() < 1e-6:
+            break
+    all_paces = np.ones(len(parts))
+    all_paces[own] = pace
+    return joined(
+        [replace(part, seconds=part.seconds / one) for part, one in zip(parts, all_paces, strict=True)]
+    )
+
+
 def condense(steps: Steps) -> Points:
     """The median step of each n, context within 2 % and prefill within 2 %."""
     context = np.log(np.maximum(steps.kv_tokens / np.maximum(steps.running, 1), 1.0))
@@ -274,7 +320,7 @@ def _check_enough(steps: Steps, *, measured: bool) -> None:
     if len(steps) < LEAST_STEPS:
         raise InputError(f"fit: {len(steps)} steps of use, expected at least {LEAST_STEPS}")
     some = steps.where(np.flatnonzero(steps.running > 0))
-    if len(np.unique(np.ceil(np.log2(some.running)))) < LEAST_BANDS:
+    if _bands(some) < LEAST_BANDS:
         seen = ", ".join(map(str, np.unique(some.running)[:8])) or "none"
         raise InputError(
             f"fit: steps with {seen} running requests, expected numbers in at least {LEAST_BANDS} of the "
@@ -291,7 +337,12 @@ def _check_enough(steps: Steps, *, measured: bool) -> None:
         )
 
 
-def _n_band(points: Points) -> Ints:
+def _bands(decoded: Steps) -> int:
+    """How many bands of n there are."""
+    return len(np.unique(_n_band(decoded)))
+
+
+def _n_band(points: Points | Steps) -> Ints:
     """0 for n = 1, 1 for 2, 2 for 3-4, 3 for 5-8, ...; 0 as well for n = 0, which is never held out."""
     return np.ceil(np.log2(np.maximum(points.running, 1))).astype(np.int64)
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from tailopt.engine.profile import EngineProfile, ShapeProfile
 from tailopt.errors import InputError
-from tailopt.replay.fit import Fit, Steps, joined
+from tailopt.replay.fit import Fit, Steps, joined, levelled
 
 REQUIRED = ("running", "kv_tokens", "seconds")
 OPTIONAL = ("other_tokens", "engine", "time_s")
@@ -50,8 +50,13 @@ class Measured:
     names: tuple[str, ...]
 
 
-def read_measured(paths: Sequence[str | Path]) -> Measured:
+def read_measured(paths: Sequence[str | Path], *, level: bool = False) -> Measured:
     """Read the steps of all files.
+
+    Args:
+        paths: records (JSONL) and tables (CSV, Parquet).
+        level: take the pace of the machine out, file by file (:func:`tailopt.replay.fit.levelled`): for files
+            with batches of like requests.
 
     Raises:
         InputError: a file that cannot be read or is neither, a column that is missing, no steps.
@@ -70,7 +75,7 @@ def read_measured(paths: Sequence[str | Path]) -> Measured:
         about = about if about["engine"] else its_about
     if not parts:
         raise InputError(f"{', '.join(map(str, paths))}: no steps, expected some")
-    steps_of = {tp: joined(some) for tp, some in parts.items()}
+    steps_of = {tp: (levelled if level else joined)(some) for tp, some in parts.items()}
     return Measured(steps_of, profile, **about, names=tuple(Path(path).name for path in paths))
 
 

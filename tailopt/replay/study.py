@@ -239,7 +239,7 @@ def calibrate(
         todo[folder / f"calibration-{number}.jsonl"] = (batch, DEALT)
     for path, (batch, policy) in todo.items():
         _carry_out(batch, fleet, policy, View.at_start(batch.trace, fleet), engines, path, progress)
-    measured = read_measured(list(todo))
+    measured = read_measured(list(todo), level=True)
     fits = {}
     for degree, steps in measured.steps.items():
         try:
