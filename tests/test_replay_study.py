@@ -118,14 +118,25 @@ def test_a_yardstick(tmp_path: Path) -> None:
     assert len(list(folder.glob("pace-*.jsonl"))) == 2 * (len(outcomes) + 1)
     (other,) = {read_record(path).trace.sha256 for path in folder.glob("pace-*.jsonl")}
     assert other not in {read_record(path).trace.sha256 for one in outcomes for path in one.records}
-    for outcome in outcomes:
+
+    def paces(repeat: int, number: int) -> Any:
+        found = read_record(folder / f"pace-0-{repeat}-{number}.jsonl")
+        return pace_of(found.run(), list(found.steps()))
+
+    for number, outcome in enumerate(outcomes):
         raw_s = [run.makespan_s for run in outcome.measured]
         assert outcome.gap.measured_s == pytest.approx(raw_s / outcome.pace)
+        for repeat, run in enumerate(outcome.measured):
+            last = run.engine[np.argmax(run.finish_s)]
+            around = paces(repeat, number)[last], paces(repeat, number + 1)[last]
+            assert outcome.pace[repeat] == pytest.approx(np.mean(around))
         assert outcome.row()["pace"] > 1  # fakes sleep, and wake up late
     record = read_record(outcomes[0].records[0])
-    steps = [{**step, "s": 2 * told_s} for step, told_s in zip(
+    steps = [{**step, "s": (2 + step["engine"]) * told_s} for step, told_s in zip(
         record.steps(), profiled_s(record.run(), list(record.steps())), strict=True)]  # fmt: skip
-    assert pace_of(record.run(), steps) == pytest.approx(2)
+    assert pace_of(record.run(), steps) == pytest.approx([2, 3])
+    none_of_first = [step for step in steps if step["engine"]]
+    assert pace_of(record.run(), none_of_first) == pytest.approx([3, 3])
 
 
 def test_a_policy_that_leaves_work_undone_is_refused_before_an_engine_starts(tmp_path: Path) -> None:

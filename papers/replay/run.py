@@ -61,13 +61,20 @@ def fitted(
     drawn: dict[str, int],
     switching: str,
 ) -> EngineProfile:
-    """Step times of both shapes and the parts of a switch, from batches that are not replayed later."""
-    profile = calibrate(
-        trace, fleet, engines, folder=folder / "one-core", batches=BATCHES, go_on=True, **drawn
-    )
+    """Step times of both shapes and the parts of a switch, from batches that are not replayed later.
+
+    Half of the batches on single cores come before those on all cores and half after, so that the machine's
+    pace is in the mean the same for both.
+    """
+    single = folder / "one-core"
+    calibrate(trace, fleet, engines, folder=single, batches=BATCHES // 2, go_on=True, **drawn)
     other = {**drawn, "seed": drawn["seed"] + 1}
-    both = calibrate(trace, Fleet(profile, merged.engines, merged.gpus), engines,
-                     folder=folder / "all-cores", batches=BATCHES, go_on=True, **other)  # fmt: skip
+    merged_profile = calibrate(
+        trace, merged, engines, folder=folder / "all-cores", batches=BATCHES, go_on=True, **other
+    )
+    profile = calibrate(trace, fleet, engines, folder=single, batches=BATCHES, go_on=True, **drawn)
+    widest = merged.engines[0].tp
+    both = replace(profile, shapes={**profile.shapes, widest: merged_profile.shape(widest)})
     fleet = Fleet(both, fleet.engines, fleet.gpus)
     (switch,) = replay(
         trace, fleet, engines, [switching], [], folder=folder / "switch", go_on=True,

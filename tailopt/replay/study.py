@@ -14,8 +14,9 @@ and an interrupted study goes on with what is missing:
 
 **Yardsticks.** A machine that is shared, or too warm, is some per cent faster now than a minute ago, which
 no profile can know. With ``yardstick`` another batch, the same every time, runs before and after each replay.
-Its *pace* is the time that its steps took over what the profile says of them, and measured makespans are
-divided by the mean pace of their two neighbours: seconds of the machine as it was when it was profiled.
+An engine's *pace* is the time that its steps took over what the profile says of them. A makespan is the
+finish of one engine, the last, so it is divided by the mean pace, in its two neighbours, of the engines on
+the same GPUs as that one: seconds of the machine as it was when it was profiled.
 """
 
 import re
@@ -171,9 +172,9 @@ def replay(
     (other,) = _others(trace, batches=1, prompts=prompts, samples=samples, seed=seed)
     outcomes = []
 
-    def pace(where: str) -> float:
+    def pace(where: str) -> Floats:
         if not yardstick:
-            return 1.0
+            return np.ones(len(fleet.engines))
         path = folder / f"pace-{where}.jsonl"
         _carry_out(other, fleet, DEALT, View.at_start(other.trace, fleet), engines, path, progress(path.stem))
         record = read_record(path)
@@ -184,7 +185,7 @@ def replay(
         views = [_view(batch, fleet, atomic, predictor) for _, predictor in cells]
         predicted = [_simulated(number, batch, cell, view) for cell, view in zip(cells, views, strict=True)]
         records: list[list[Path]] = [[] for _ in cells]
-        paces = np.ones((repeats, len(cells)))
+        paces = np.ones((repeats, len(cells), len(fleet.engines)))
         for repeat in range(repeats):
             around = [pace(f"{number}-{repeat}-0")]
             for cell, view, mine in zip(cells, views, records, strict=True):
@@ -226,9 +227,10 @@ def calibrate(
 ) -> EngineProfile:
     """The fleet's profile with step times and prefill rate fitted to batches that the study does not draw.
 
-    Their requests are dealt to the engines in turn and admitted in the order drawn; each engine of the fleet
-    gets some, so each shape in it is measured. Before, prompts of many lengths go through one by one, for the
-    prefill rate; where it cannot be told from these, that of the fleet's profile stays.
+    Their requests are admitted in the order drawn; in one batch they are dealt to the engines in turn, in the
+    next one engine gets most of them, as policies do both. Each engine of the fleet gets some, so each shape
+    in it is measured. Before, prompts of many lengths go through one by one, for the prefill rate; where it
+    cannot be told from these, that of the fleet's profile stays.
     """
     _make(folder, go_on)
     probes = _probes(fleet, min(map(engines.most_tokens, fleet.engines)))
@@ -236,7 +238,8 @@ def calibrate(
     todo: dict[Path, tuple[Batch, Decider]] = {folder / "prefill.jsonl": (Batch(probes, None, 0), one_by_one)}
     drawn = _others(trace, batches=batches, prompts=prompts, samples=samples, seed=seed)
     for number, batch in enumerate(drawn):
-        todo[folder / f"calibration-{number}.jsonl"] = (batch, DEALT)
+        policy = _crowded(fleet, batch.trace, number // 2) if number % 2 else DEALT
+        todo[folder / f"calibration-{number}.jsonl"] = (batch, policy)
     for path, (batch, policy) in todo.items():
         _carry_out(batch, fleet, policy, View.at_start(batch.trace, fleet), engines, path, progress)
     measured = read_measured(list(todo), level=True)
@@ -251,9 +254,29 @@ def calibrate(
     return replace(fitted, shapes={**fleet.profile.shapes, **fitted.shapes})
 
 
-def pace_of(run: Run, steps: Sequence[Line]) -> float:
-    """The time that the steps of a run took, over what its profile says of them."""
-    return float(np.sum([step["s"] for step in steps]) / np.sum(profiled_s(run, steps)))
+def pace_of(run: Run, steps: Sequence[Line]) -> Floats:
+    """``[engines]`` the time that the steps of each took, over what its profile says of them.
+
+    The pace of all together for one that took none.
+    """
+    engine = np.array([step["engine"] for step in steps])
+    took_s, told_s = (
+        np.bincount(engine, seconds, len(run.engines))
+        for seconds in (np.array([step["s"] for step in steps]), profiled_s(run, steps))
+    )
+    none = told_s == 0
+    took_s[none], told_s[none] = took_s.sum(), told_s.sum()
+    pace: Floats = took_s / told_s
+    return pace
+
+
+def _pace_of_last(run: Run, fleet: Fleet, pace: Floats) -> float:
+    """Of ``pace``, ``[engines of fleet]``, that of the GPUs on which the run came to its end."""
+    done = np.where(run.completed, run.finish_s, -np.inf)
+    last = set(run.engines[run.engine[int(np.argmax(done))]].gpus or ())
+    return float(
+        np.mean([pace[i] for i, engine in enumerate(fleet.engines) if last & set(engine.gpus or ())])
+    )
 
 
 def _others(trace: Trace, *, batches: int, prompts: int, samples: int, seed: int) -> list[Batch]:
@@ -275,6 +298,13 @@ def _one_by_one(fleet: Fleet, probes: Trace) -> Plan:
     engines = tuple(replace(engine, max_running=1) for engine in fleet.engines)
     order = np.arange(probes.n_requests)
     return Plan(engines, order % len(engines), order)
+
+
+def _crowded(fleet: Fleet, trace: Trace, turn: int) -> GivenPlan:
+    """Three of four requests to one engine, another each turn; the rest to the others in turn."""
+    m, order = len(fleet.engines), np.arange(trace.n_requests)
+    away = np.where(order % 4, 0, 1 + order // 4 % max(1, m - 1))
+    return GivenPlan(Plan(fleet.engines, (turn + away) % m, order), "crowded")
 
 
 def _cells(policies: Sequence[str | Decider], predictors: Sequence[str | NamedPredictor]) -> list[Cell]:
@@ -373,6 +403,7 @@ def _outcome(
     trace = batch.trace
     records = [read_record(path) for path in paths]
     measured = [record.run() for record in records]
+    divisor = np.array([_pace_of_last(run, fleet, mine) for run, mine in zip(measured, pace, strict=True)])
     for path, run in zip(paths, measured, strict=True):
         _check_work(run, number, batch, cell)
         if not path.with_suffix(".run").exists():
@@ -380,7 +411,7 @@ def _outcome(
         runs = {"predicted": simulated, "measured": run}
         write_side_by_side(runs, trace, path.with_suffix(".json"))
     gap = Gap(
-        measured_s=np.array([run.makespan_s for run in measured]) / pace,
+        measured_s=np.array([run.makespan_s for run in measured]) / divisor,
         repriced_s=np.array(
             [repriced_s(run, list(record.steps())) for run, record in zip(measured, records, strict=True)]
         ),
@@ -390,7 +421,7 @@ def _outcome(
         lower_s=certificate.lower_s,
     )
     told = NO_PREDICTOR if predictor is None else predictor.name
-    return Outcome(number, policy.name, told, gap, simulated, tuple(measured), tuple(paths), pace)
+    return Outcome(number, policy.name, told, gap, simulated, tuple(measured), tuple(paths), divisor)
 
 
 def _told_s(
