@@ -224,3 +224,17 @@ def test_what_it_cannot_do(engines: TransformersEngines) -> None:
         engines.configuration(Engine(1, speculation=Speculation("ngram", 3)))
     with pytest.raises(InputError, match="TP2"):
         TransformersEngines(ROOMY, device="cuda").configuration(Engine(2))
+
+
+def test_its_profile_by_command(tmp_path: Path) -> None:
+    from tailopt.cli import main
+    from tailopt.engine.catalogue import read_profile
+
+    out = tmp_path / "here.toml"
+    few = ["--seconds", "1", "--no-switch", "--kind", "affine", "--quiet"]
+    with pytest.raises(SystemExit) as ended:
+        main(["profile", "--backend", "transformers", "--out", str(out), *few])
+    assert not ended.value.code
+    found = read_profile(out)
+    assert found.engine == "transformers"
+    assert found.shape(1).step_time(8, 800) > found.shape(1).step_time(1, 100) > 0

@@ -13,7 +13,7 @@ from tailopt.cli.fit import Kind
 from tailopt.cli.inputs import check_range, check_target
 from tailopt.cli.options import PythonOption, QuietOption, RemoteOption, SeedOption
 from tailopt.cli.output import interrupts, print_all
-from tailopt.cli.replay import Device, live_engines, servers_of
+from tailopt.cli.replay import Backend, BackendOption, Device, live_engines, servers_of
 
 SECONDS = 90.0
 
@@ -48,9 +48,10 @@ def profile(
             "--server",
             metavar="URL",
             help="Measure a server that is there (URL#tp=2 for another shape than TP1); again for more. "
-            "Default: vLLM, started here.",
+            "Default: one of --backend, started here.",
         ),
     ] = None,
+    backend: BackendOption = Backend.VLLM,
     remote: RemoteOption = False,
     python: PythonOption = None,
     model: Annotated[
@@ -105,7 +106,15 @@ def profile(
             told = stack.enter_context(_live(show=not quiet))
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
             engines = stack.enter_context(
-                live_engines(like, servers, remote=remote, python=python, model=model, device=device)
+                live_engines(
+                    like,
+                    servers,
+                    backend=backend,
+                    remote=remote,
+                    python=python,
+                    model=model,
+                    device=device,
+                )
             )
             for degree, shape in shapes.items():
                 one = Engine(degree, gpus=tuple(range(degree)))
@@ -121,9 +130,9 @@ def profile(
                         switch=switch,
                         progress=lambda what, share, tp=degree: told(f"TP{tp}: {what}", share),  # type: ignore[misc]
                     )
-            backend = engines.name
+            measured_on = engines.name
         done = {degree: found.shape(shapes[degree]) for degree, found in measured.items()}
-        write_profile(machine_profile(name or out.stem, replace(like, shapes=done), backend), out)
+        write_profile(machine_profile(name or out.stem, replace(like, shapes=done), measured_on), out)
         if steps is not None:
             write_steps([found.steps for found in measured.values()], steps)
         print_all(fit_report({degree: found.fit for degree, found in measured.items()}))

@@ -15,7 +15,7 @@ from tailopt.oracle.mixed_priced import PricedKindsBound
 from tailopt.oracle.partition import PartitionBound
 from tailopt.oracle.search_bound import SearchBound
 from tailopt.oracle.solver_bound import SolverBound
-from tailopt.oracle.staircase import StaircaseBound
+from tailopt.oracle.staircase import StaircaseBound, not_above
 from tailopt.plan import Plan
 from tailopt.run import Run
 
@@ -92,7 +92,7 @@ class Certificate:
         argument = self.bound_argument
         if status_of(argument.lower_s, upper_s) != "optimal" and bound.lower_s > argument.lower_s:
             argument = bound
-        lower_s = min(argument.lower_s, upper_s)
+        lower_s = not_above(argument.lower_s, upper_s)
         return Certificate(
             lower_s=lower_s,
             upper_s=upper_s,
