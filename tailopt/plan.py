@@ -72,7 +72,7 @@ class Engine:
         for what, value in (("tp", self.tp), ("max_running", self.max_running)):
             if value is None and what == "max_running":
                 continue
-            if not _is_whole(value) or not 1 <= value < 2**31:
+            if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= value < 2**31:
                 raise InputError(f"engine: {what}: expected a whole number from 1 on, got {value!r:.60}")
             assign(self, **{what: int(value)})
         if self.gpus is not None:
