@@ -23,7 +23,7 @@ A, B, C = 3e-3, 2e-4, 5e-7
 
 
 def crowded(engines: int, cache: int) -> Problem:
-    """Lengths up to 3000, many of which have to wait; a token is computed again in a tenth of a millisecond."""
+    """Lengths up to 3000, many of which have to wait; a token is computed again in 0.1 ms."""
     shape = ShapeProfile(
         1, Affine(5e-3, 0.0, 1e-7), 1e4, cache, 1000, token_budget=10**4, block_tokens=1, prefix_caching=False
     )
