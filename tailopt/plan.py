@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -48,6 +48,17 @@ class Engine:
         speculation: speculative decoding, None for none.
         scheduling: how it chooses whom to admit and whom to preempt: ``"fcfs"``, first come first served, or
             ``"priority"``, the earlier in the plan's order the more important.
+        limits: pairs (finished, running), the first of each rising: from when so many requests have finished
+            on it under this plan, at most so many run together, in place of ``max_running``. A limit is for
+            admission: nobody that runs is stopped.
+
+    Raises:
+        InputError: if a field is not what is said here.
+
+    Two run together at first, one after the first finish, and three from the fourth on:
+
+    >>> Engine(1, max_running=2, limits=((1, 1), (4, 3))).limits_within(256)
+    ((0, 2), (1, 1), (4, 3))
     """
 
     tp: int
@@ -55,6 +66,7 @@ class Engine:
     gpus: tuple[int, ...] | None = None
     speculation: Speculation | None = None
     scheduling: Scheduling = "fcfs"
+    limits: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         for what, value in (("tp", self.tp), ("max_running", self.max_running)):
@@ -72,14 +84,20 @@ class Engine:
             raise InputError("engine: speculation: expected a tailopt.engine.speculation.Speculation or None")
         if self.scheduling not in get_args(Scheduling):
             raise InputError(f"engine: scheduling: expected fcfs or priority, got {self.scheduling!r:.60}")
+        assign(self, limits=_limits(self.limits))
+
+    def limits_within(self, most: int) -> tuple[tuple[int, int], ...]:
+        """Its concurrency limits from the first on, (0, r), none above ``most``."""
+        first = most if self.max_running is None else self.max_running
+        return tuple((finished, min(running, most)) for finished, running in ((0, first), *self.limits))
 
     def same_as(self, other: "Engine") -> bool:
-        """Whether this placed engine can go on as the other one: all but the concurrency limit is equal.
+        """Whether this placed engine can go on as the other one: all but the concurrency limits is the same.
 
         >>> Engine(1, gpus=(0,)).same_as(Engine(1, max_running=8, gpus=(0,)))
         True
         """
-        return replace(self, max_running=None) == replace(other, max_running=None)
+        return replace(self, max_running=None, limits=()) == replace(other, max_running=None, limits=())
 
 
 @dataclass(frozen=True)
@@ -135,16 +153,19 @@ class Fleet:
         """The profile's numbers for the engine at this position."""
         return self.profile.shape(self.engines[engine].tp)
 
+    def limits(self, engine: int) -> tuple[tuple[int, int], ...]:
+        """The concurrency limits of this engine, (finished, running), its own or the profile's, the lower."""
+        return self.engines[engine].limits_within(self.shape_of(engine).max_running)
+
     def max_running(self, engine: int) -> int:
-        """Requests that this engine decodes together at most: its own limit or the profile's, the lower."""
-        own, limit = self.engines[engine].max_running, self.shape_of(engine).max_running
-        return limit if own is None else min(own, limit)
+        """Requests that this engine decodes together at most: the highest of its limits."""
+        return max(running for _, running in self.limits(engine))
 
     @property
     def identical(self) -> bool:
-        """True if all engines have one shape, one limit, and decode and schedule alike."""
+        """True if all engines have one shape, the same limits, and decode and schedule alike."""
         kinds = {
-            (engine.tp, self.max_running(i), engine.speculation, engine.scheduling)
+            (engine.tp, self.limits(i), engine.speculation, engine.scheduling)
             for i, engine in enumerate(self.engines)
         }
         return len(kinds) == 1
@@ -435,6 +456,23 @@ class Plan:
                         f"plan: group {view.prompt[members[0]]} is spread over engines {used.tolist()}, "
                         "expected one (groups are atomic)"
                     )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _limits(given: Any) -> tuple[tuple[int, int], ...]:
+    what = "engine: limits: expected pairs of whole numbers from 1 on, finished rising, got"
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InputError(f"{what} {given!r:.60}")
+    before = 0
+    for place, pair in enumerate(given):
+        whole = isinstance(pair, Sequence) and len(pair) == 2 and all(_is_whole(value) for value in pair)
+        if not whole or not before < pair[0] < 2**31 or not 1 <= pair[1] < 2**31:
+            raise InputError(f"{what} {pair!r:.60} as number {place}")
+        before = pair[0]
+    return tuple((int(finished), int(running)) for finished, running in given)
 
 
 def _placed(engines: tuple[Engine, ...], gpus: int) -> tuple[Engine, ...]:

@@ -18,12 +18,16 @@ answer at a review point); ``order`` is a permutation of the requests. More that
 
     {
       "engines": [{"tp": 2, "gpus": [0, 1], "scheduling": "priority",
-                   "speculation": {"method": "mtp", "draft_tokens": 1, "acceptance": 0.85}}],
+                   "speculation": {"method": "mtp", "draft_tokens": 1, "acceptance": 0.85},
+                   "max_running": 3, "limits": [[1, 2], [4, 5]]}],
       "review": [{"when": "unfinished", "value": 8}, {"when": "idle"}],
       "max_tokens": [1000, 1000, 1000, 1000],
       "deadline_s": 600.0,
       "move": "recompute"
     }
+
+``limits`` lets the concurrency limit follow the requests that have finished on the engine: here 3 run
+together at first, 2 from the first finish on, 5 from the fourth on.
 
 The JSON schema is in ``docs/plan.schema.json`` and comes from :func:`plan_schema`.
 """
@@ -78,11 +82,19 @@ class EngineModel(_Model):
     scheduling: Annotated[
         Scheduling, Field(description="first come first served, or by the place in the plan's order")
     ] = "fcfs"
+    limits: Annotated[
+        list[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]] | None,
+        Field(
+            description="pairs of requests finished on it under this plan, rising, and requests that it "
+            "decodes together at most from then on; null for max_running throughout"
+        ),
+    ] = None
 
     @classmethod
     def of(cls, engine: Engine) -> "EngineModel":
         """The engine as it is written."""
         fields = vars(engine) | {"gpus": None if engine.gpus is None else list(engine.gpus)}
+        fields["limits"] = list(engine.limits) or None
         own = engine.speculation
         return cls(**fields | {"speculation": None if own is None else SpeculationModel(**vars(own))})
 
@@ -90,6 +102,7 @@ class EngineModel(_Model):
         """The engine as it is held; InputError if it cannot be one."""
         fields = self.model_dump(exclude={"speculation"})
         own = self.speculation
+        fields["limits"] = self.limits or ()
         return Engine(**fields, speculation=None if own is None else Speculation(**own.model_dump()))
 
 

@@ -154,10 +154,18 @@ def arriving(draw: st.DrawFn, trace: Trace) -> Trace:
 
 
 @st.composite
+def limits(draw: st.DrawFn, most: int = 6) -> tuple[tuple[int, int], ...]:
+    """Concurrency limits that follow the finished requests; often none."""
+    finished = draw(st.one_of(st.just(set()), st.sets(st.integers(1, 12), max_size=5)))
+    return tuple((f, draw(st.integers(1, most))) for f in sorted(finished))
+
+
+@st.composite
 def plans(draw: st.DrawFn, trace: Trace, fleet: Fleet, *, shared: bool = True) -> Plan:
     """Any plan for the batch: engines' own queues, the shared queue, or both; own limits at times."""
     engines = tuple(
-        Engine(engine.tp, draw(st.one_of(st.none(), st.integers(1, 4)))) for engine in fleet.engines
+        Engine(engine.tp, draw(st.one_of(st.none(), st.integers(1, 4))), limits=draw(limits()))
+        for engine in fleet.engines
     )
     atomic = draw(st.booleans())
     unit = trace.group if atomic else np.arange(trace.n_requests)
@@ -227,6 +235,9 @@ class RandomPolicy:
             engines = [replace(e, scheduling=str(rng.choice(["fcfs", "priority"]))) for e in engines]
         if rng.random() < 0.3 and engines:
             engines = [replace(e, max_running=int(rng.integers(1, 5))) for e in engines]
+        if rng.random() < 0.3 and engines:
+            after = np.flatnonzero(rng.random(8) < 0.4) + 1
+            engines = [replace(e, limits=[(int(f), int(rng.integers(1, 5))) for f in after]) for e in engines]
         return tuple(engines) or view.fleet.engines
 
     def _points(self, view: View) -> tuple[ReviewPoint, ...]:

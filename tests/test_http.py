@@ -312,6 +312,22 @@ def test_a_limit_is_kept_and_the_order_too(tmp_path: Path) -> None:
     assert firsts == [context[[3, 2, 1, 0]].tolist(), context[[7, 6, 5, 4]].tolist()]
 
 
+def test_a_limit_follows_the_finished_requests(tmp_path: Path) -> None:
+    limits = ((1, 1), (3, 2))
+    with fakes() as servers:
+        engine = replace(Fleet.of(PROFILE, "2xTP1").engines[0], max_running=2, limits=limits)
+        plan = Plan((engine, Engine(1)), np.zeros(8, dtype=int), np.arange(8))
+        run, record = play(servers, lambda _: plan, tmp_path)
+        assert servers[0].most_there == 2
+    check(run, record)
+    finished = 0
+    for step in record.steps():
+        if step["in"]:
+            assert step["run"] <= [2, *(running for f, running in limits if f <= finished)][-1]
+        finished += len(step["done"])
+    assert finished == 8
+
+
 def test_shared_queue_and_arrivals(tmp_path: Path) -> None:
     trace = replace(BATCH, arrival_s=np.array([0, 0, 0.01, 0.01, 0.02, 0.02, 0.2, 0.2]))
     with fakes() as servers:

@@ -38,7 +38,9 @@ def engines(draw: st.DrawFn) -> Engine:
     tp = draw(st.integers(1, 16))
     gpus = draw(st.none() | st.lists(st.integers(0, 10**6), min_size=tp, max_size=tp, unique=True))
     scheduling = draw(st.sampled_from(["fcfs", "priority"]))
-    return Engine(tp, draw(limits), gpus, draw(st.none() | speculations), scheduling)
+    finished = sorted(draw(st.sets(st.integers(1, 1000), max_size=3)))
+    changes = tuple((f, draw(st.integers(1, 1000))) for f in finished)
+    return Engine(tp, draw(limits), gpus, draw(st.none() | speculations), scheduling, changes)
 
 
 points = st.one_of(
@@ -86,6 +88,22 @@ def test_round_trip(plan):
     assert_equal(plan_from_json(plan_to_json(plan)), plan)
 
 
+def test_a_plan_without_limits_is_written_without_them():
+    plan = Plan((Engine(1, 4),), [0], [0])
+    assert "limits" not in plan_to_json(plan)
+    assert '"limits":[[1,3],[7,2]]' in plan_to_json(Plan((Engine(1, 4, limits=((1, 3), (7, 2))),), [0], [0]))
+
+
+@pytest.mark.parametrize(
+    "given", [((1,),), ((0, 1),), ((1, 0),), ((2, 1), (1, 1)), ((1, True),), "ab", 5, ((1, 2**31),)]
+)
+def test_limits_that_no_engine_can_have(given):
+    with pytest.raises(
+        InputError, match="engine: limits: expected pairs of whole numbers from 1 on, finished rising, got"
+    ):
+        Engine(1, limits=given)
+
+
 def test_files(tmp_path):
     plan = plan_from_json(json.dumps(GOOD))
     write_plan(plan, tmp_path / "plan.json")
@@ -119,6 +137,19 @@ def test_published_schema_is_the_models():
         ({"engines": [{"tp": 1, "gpus": [0, 1]}]}, "engine: gpus: expected 1 values, got 2"),
         ({"engines": [{"tp": 2, "gpus": [1, 1]}]}, "engine: gpus: expected different ones, got [1, 1]"),
         ({"engines": [{"tp": 1, "scheduling": "lifo"}]}, "engines[0].scheduling: Input should be 'fcfs' or"),
+        (
+            {"engines": [{"tp": 1, "limits": [[2, 0]]}]},
+            "engines[0].limits[0][1]: Input should be greater than or",
+        ),
+        (
+            {"engines": [{"tp": 1, "limits": [[0, 2]]}]},
+            "engines[0].limits[0][0]: Input should be greater than or",
+        ),
+        ({"engines": [{"tp": 1, "limits": [[2]]}]}, "engines[0].limits[0][1]: Field required"),
+        (
+            {"engines": [{"tp": 1, "limits": [[2, 5], [2, 6]]}]},
+            "limits: expected pairs of whole numbers from 1 on, finished rising, got (2, 6) as number 1",
+        ),
         ({"engines": [{"tp": 1, "speculation": {}}]}, "engines[0].speculation.method: Field required"),
         (
             {"engines": [{"tp": 1, "speculation": {"method": "mtp", "draft_tokens": 100}}]},

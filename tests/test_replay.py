@@ -339,6 +339,24 @@ def test_shared_queue_and_arrivals(tmp_path: Path) -> None:
         assert run.log.running[run.log.engine == engine].max() <= most
 
 
+def test_limits_follow_the_finished_requests(tmp_path: Path) -> None:
+    """The engine itself counts: nobody is let in for a finish that lowers the limit."""
+    limits = ((1, 2), (2, 1), (4, 3))
+    engine = replace(FLEET.engines[0], max_running=3, limits=limits)
+    plan = Plan((engine, FLEET.engines[1]), np.zeros(8), np.arange(8))
+    run, record = play(BATCH, lambda _: plan, tmp_path)
+    check(run, BATCH, record)
+    finished, admitted = 0, 0
+    for step in record.steps():
+        if step["in"]:
+            assert step["run"] <= [3, *(running for f, running in limits if f <= finished)][-1]
+        admitted, finished = admitted + len(step["in"]), finished + len(step["done"])
+    assert admitted == finished == 8
+    said = simulate_reference(BATCH, FLEET, plan)
+    assert np.argsort(run.start_s, kind="stable").tolist() == np.argsort(said.start_s, kind="stable").tolist()
+    assert (np.unique(run.start_s).size, run.log.running.max()) == (np.unique(said.start_s).size, 3)
+
+
 def test_groups_are_pulled_whole(tmp_path: Path) -> None:
     plan = Plan(FLEET.engines, np.full(8, SHARED_QUEUE), np.arange(8), atomic=True)
     run, record = play(BATCH, lambda _: plan, tmp_path)

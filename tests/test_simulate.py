@@ -25,7 +25,7 @@ from tailopt.engine.profile import Draft, ShapeProfile
 from tailopt.engine.speculation import Speculation
 from tailopt.engine.step_time import Affine, MaxAffine, Power
 from tailopt.errors import InputError
-from tailopt.plan import Engine, Fleet, Plan, View
+from tailopt.plan import Engine, Fleet, Plan, Policy, ReviewPoint, View
 from tailopt.run import Run
 from tailopt.simulate import simulate, simulate_policy, simulate_policy_reference, simulate_reference
 from tailopt.trace import Trace
@@ -300,6 +300,35 @@ def test_an_engine_stops_pulling_for_what_is_there_only(
     fleet = small_engine(block_tokens=4, prefix_caching=True, kv_capacity_tokens=40)
     run = simulator(trace, fleet, Plan(fleet.engines, [0, 0, -1], [0, 1, 2]))
     assert run.start_s.tolist() == [0.0, 0.0, start_s]
+
+
+@pytest.mark.parametrize("simulator", [simulate, simulate_reference])
+def test_limits_follow_the_finished_requests(simulator: Callable[[Trace, Fleet, Plan], Run]) -> None:
+    """Three at first; nobody for the first that finishes; both who wait after the second."""
+    trace = Trace.of([[2], [4], [9], [3], [3]])
+    fleet = fleet_of(Affine(1.0, 0.0), 1)
+    engine = Engine(1, 3, limits=((1, 2), (2, 3)))
+    run = simulator(trace, fleet, Plan.of_queues([engine], [range(5)]))
+    assert run.start_s.tolist() == [0, 0, 0, 4, 4]
+    assert run.finish_s.tolist() == [2, 4, 9, 7, 7]
+    # finishes of one step count together, and a limit below what runs stops nobody
+    engine = Engine(1, 4, limits=((2, 1), (3, 2)))
+    run = simulator(Trace.of([[2], [2], [5], [6], [1]]), fleet, Plan.of_queues([engine], [range(5)]))
+    assert run.start_s.tolist() == [0, 0, 0, 0, 5]
+
+
+@pytest.mark.parametrize("simulate_", [simulate_policy, simulate_policy_reference])
+def test_limits_count_from_the_plan_in_force(simulate_: Callable[[Trace, Policy, View], Run]) -> None:
+    """The second plan lets one run at a time until one has finished under it, whatever finished before."""
+
+    def policy(view: View) -> Plan:
+        engine = Engine(1, 2 if view.is_start else 1, limits=((1, 2),), gpus=(0,))
+        ask = (ReviewPoint("unfinished", 4),) if view.is_start else ()
+        return Plan((engine,), np.zeros(view.n_requests), range(view.n_requests), review=ask)
+
+    trace = Trace.of([[1], [5], [3], [3], [3]])
+    run = simulate_(trace, policy, View.at_start(trace, fleet_of(Affine(1.0, 0.0), 1)))
+    assert run.start_s.tolist() == [0, 0, 5, 5, 8]
 
 
 def test_an_atomic_unit_is_pulled_as_a_whole() -> None:

@@ -34,11 +34,13 @@ class Admission:
         order: the engine's requests in the order of admission.
         max_running: requests that it runs together at most; None for the engine's own limit.
         seconds: when the last one is done, simulated.
+        limits: what ``max_running`` is after so many have finished (:attr:`tailopt.plan.Engine.limits`).
     """
 
     order: Ints
     max_running: int | None
     seconds: float
+    limits: tuple[tuple[int, int], ...] = ()
 
 
 def admit(problem: Problem, engine: int, requests: Ints) -> Admission:
@@ -82,7 +84,9 @@ def timed(problem: Problem, engine: int, order: Ints, limit: int | None) -> tupl
 def with_queues(problem: Problem, queues: Sequence[Admission | None], note: str = "") -> Plan:
     """The plan of all engines' queues; None for an engine that gets nothing."""
     engines = [
-        engine if queue is None or queue.max_running is None else Engine(engine.tp, queue.max_running)
+        engine
+        if queue is None or (queue.max_running is None and not queue.limits)
+        else Engine(engine.tp, queue.max_running, limits=queue.limits)
         for engine, queue in zip(problem.fleet.engines, queues, strict=True)
     ]
     orders = [np.zeros(0, np.int64) if queue is None else queue.order for queue in queues]

@@ -1,13 +1,14 @@
-r"""Local search for engines that cannot hold all they get: a quick model, set right by simulation.
+r"""Local search for engines that cannot hold all they get: a quick model, set right by schedules.
 
-To simulate an engine takes a millisecond; to add up its rows (:mod:`tailopt.oracle.mixed_rows`) takes a
-microsecond. So engines are timed by the largest of their rows, times a factor for each engine: what the
-simulator last said of it, over what its rows said. Moves and swaps of units between engines, by annealing on
+To make a schedule from its end (:mod:`tailopt.oracle.mixed_queues`) takes twenty microseconds an engine; to
+add up its rows (:mod:`tailopt.oracle.mixed_rows`) takes one. So engines are timed by the largest of their
+rows, times a factor for each engine: what its last schedule takes, over what its rows say. Moves and swaps of
+units between engines, by annealing on
 
 .. math:: \sum_e (T_e / T)^{p}
 
-with a large p, which is the makespan smoothed out, lead to another plan; that is simulated, the factors are
-corrected, and so on, colder each time. The best plan that was simulated is returned.
+with a large p, which is the makespan smoothed out, lead to another plan; its schedules are made, the factors
+corrected, and so on, colder each time. The plan with the best schedules is simulated.
 """
 
 from contextlib import suppress
@@ -19,6 +20,7 @@ from numba import njit
 from tailopt.arrays import Bools, Floats, Ints
 from tailopt.oracle.bound_and_fill import plan_of
 from tailopt.oracle.kinds import kinds_of, terms_of
+from tailopt.oracle.mixed_queues import Queues
 from tailopt.oracle.mixed_rows import Limit, Loads, Row
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.units import Units, too_large
@@ -26,7 +28,7 @@ from tailopt.run import Run
 from tailopt.simulate.simulator import simulate
 
 POWER = 80.0  # p
-PROPOSALS = 20_000  # between two simulations
+PROPOSALS = 20_000  # between two of the schedules of all engines
 HEAT, AGAIN, LEAST_HEAT = (
     1.0,
     0.05,
@@ -34,9 +36,9 @@ HEAT, AGAIN, LEAST_HEAT = (
 )  # rise of the sum taken with probability 1/e: first, later, at least
 COOLING = 0.85  # of the heat from one simulation to the next
 STARTS = 5  # head starts of the rows
-ROUNDS = 16  # simulations without a time limit
+ROUNDS = 16  # schedules of all engines without a time limit
 PATIENCE = 12  # of them without a better plan, before going back to the best one
-DAMPING = 0.5  # how far a factor follows what the simulator says
+DAMPING = 0.5  # how far a factor follows
 
 
 def crowded_search(
@@ -52,26 +54,29 @@ def crowded_search(
             Ctrl-C.
         seed: of the proposals.
     """
-    search = _Model(problem, units, run.makespan_s)
+    search, queues = _Model(problem, units, run.makespan_s), Queues(problem)
     random = np.random.default_rng(seed)
-    first = np.array([members[0] for members in units.members])
-    engine_of = run.plan.engine_of[first].copy()
-    best, stuck, heat = run, 0, HEAT
-    search.correct(engine_of, run, 1.0)
+    engine_of = run.plan.engine_of[[members[0] for members in units.members]]
+    best, stuck, heat = engine_of.copy(), 0, HEAT
+    best_s = search.correct(engine_of, queues.take(plan_of(problem, units, engine_of)), 1.0)
     with suppress(KeyboardInterrupt):
         for _ in range(ROUNDS if deadline_s == np.inf else 2**31):
-            if clock() > deadline_s or best.makespan_s <= lower_s * (1 + 1e-9):
+            if clock() > deadline_s or best_s <= lower_s * (1 + 1e-9):
                 break
             engine_of = search.moved(engine_of, random, heat)
             heat = max(LEAST_HEAT, heat * COOLING)
-            found = simulate(problem.trace, problem.fleet, plan_of(problem, units, engine_of))
-            search.correct(engine_of, found, DAMPING)
-            stuck = 0 if found.makespan_s < best.makespan_s else stuck + 1
-            best = min(best, found, key=lambda one: one.makespan_s)
+            seconds = queues.take(plan_of(problem, units, engine_of))
+            then_s = search.correct(engine_of, seconds, DAMPING)
+            stuck = stuck + 1
+            if then_s < best_s:
+                best, best_s, stuck = engine_of.copy(), then_s, 0
             if stuck == PATIENCE:
-                engine_of, stuck, heat = best.plan.engine_of[first].copy(), 0, AGAIN
-                search.correct(engine_of, best, 1.0)
-    return best
+                engine_of, stuck, heat = best.copy(), 0, AGAIN
+                search.correct(engine_of, queues.take(plan_of(problem, units, engine_of)), 1.0)
+    queues.take(plan_of(problem, units, best))
+    queues.share()
+    found = simulate(problem.trace, problem.fleet, queues.plan())
+    return min(run, found, key=lambda one: one.makespan_s)
 
 
 class _Model:
@@ -109,16 +114,13 @@ class _Model:
             bad = too_large(problem, kind.shape)[requests]
             self.fits[k] = np.bincount(unit, bad, len(units.members)) == 0
 
-    def correct(self, engine_of: Ints, run: Run, share: float) -> None:
-        """Let the factors follow what the simulator says."""
-        for e in range(len(self.factor)):
-            held = np.flatnonzero(engine_of == e)
-            if not len(held):
-                continue
-            k = self.kind_of[e]
+    def correct(self, engine_of: Ints, seconds: Floats, share: float) -> float:
+        """Let the factors follow what the engines take; returns the longest."""
+        for e in np.unique(engine_of).tolist():
+            held, k = np.flatnonzero(engine_of == e), self.kind_of[e]
             model_s = (self.added_s[k][:, held].sum(axis=1) + self.constant_s[k][:, held[0]]).max()
-            said = float(run.finish_s[run.engine == e].max()) / model_s
-            self.factor[e] += share * (said - self.factor[e])
+            self.factor[e] += share * (seconds[e] / model_s - self.factor[e])
+        return float(seconds.max())
 
     def moved(self, engine_of: Ints, random: np.random.Generator, heat: float) -> Ints:
         """Another plan, annealed from this one."""

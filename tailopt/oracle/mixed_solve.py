@@ -28,7 +28,7 @@ from tailopt.simulate.simulator import simulate
 
 SLICES = 20  # of the local search, without a time limit
 ITERATIONS, MOST_ITERATIONS = 16, 10_000  # of the bound, without a time limit and with one
-SEARCH_SHARE, CROWDED_SHARE, QUEUES_SHARE = 0.1, 0.2, 0.45  # of the time limit
+SEARCH_SHARE, CROWDED_SHARE, QUEUES_SHARE = 0.05, 0.06, 0.64  # of the time limit
 
 
 def kinds(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0) -> Certificate:
@@ -62,11 +62,11 @@ def refined_kinds(
         return certificate
     units = units_of(problem)
     limit_s = np.inf if time_limit_s is None else time_limit_s
-    run, how = _better_plan(problem, units, certificate, limit_s, seed)
+    run, dealt, how = _better_plan(problem, units, certificate, limit_s, seed)
     bound = priced_kinds_bound(
         problem,
         units,
-        run.plan.engine_of[[members[0] for members in units.members]],
+        dealt.plan.engine_of[[members[0] for members in units.members]],
         lower_s=certificate.lower_s,
         upper_s=run.makespan_s,
         iterations=ITERATIONS if time_limit_s is None else MOST_ITERATIONS,
@@ -100,7 +100,8 @@ def waits(problem: Problem, run: Run) -> bool:
 
 def _better_plan(
     problem: Problem, units: Units, certificate: Certificate, limit_s: float, seed: int
-) -> tuple[Run, str]:
+) -> tuple[Run, Run, str]:
+    """The best plan found, one dealt by the inequalities of the bound, and how they were found."""
     run, lower_s = simulate(problem.trace, problem.fleet, certificate.plan), certificate.lower_s
     engine_of = local_search(
         problem,
@@ -114,11 +115,12 @@ def _better_plan(
     other = simulate(problem.trace, problem.fleet, plan_of(problem, units, engine_of))
     run = min(run, other, key=lambda one: one.makespan_s)
     if not waits(problem, run):
-        return run, "local search"
+        return run, run, "local search"
     deadline_s = clock() + CROWDED_SHARE * limit_s
-    run = crowded_search(problem, units, run, lower_s=lower_s, deadline_s=deadline_s, seed=seed)
+    dealt = crowded_search(problem, units, run, lower_s=lower_s, deadline_s=deadline_s, seed=seed)
     deadline_s = clock() + QUEUES_SHARE * limit_s
-    return queue_search(problem, run, lower_s=lower_s, deadline_s=deadline_s, seed=seed), "queue search"
+    run = queue_search(problem, dealt, lower_s=lower_s, deadline_s=deadline_s, seed=seed)
+    return run, dealt, "queue search"
 
 
 def with_limits(problem: Problem, certificate: Certificate) -> Certificate:
@@ -143,7 +145,7 @@ def admitted(problem: Problem, run: Run, *, lower_s: float) -> Run:
     for e, engine in enumerate(run.plan.engines):
         mine = run.plan.order[run.plan.engine_of[run.plan.order] == e]
         seconds = float(run.finish_s[run.engine == e].max()) if len(mine) else 0.0
-        queues.append(Admission(mine, engine.max_running, seconds) if len(mine) else None)
+        queues.append(Admission(mine, engine.max_running, seconds, engine.limits) if len(mine) else None)
     tried: set[int] = set()
     with suppress(KeyboardInterrupt):
         while True:

@@ -29,7 +29,7 @@ def shared_queue(view: View, *, max_running: int | None = None) -> Plan:
         raise InputError(f"max_running: expected at least 1, got {max_running}")
     limits = [view.fleet.max_running(e) for e in range(len(view.fleet.engines))]
     engines = tuple(
-        replace(engine, max_running=min(limit, max_running or limit))
+        replace(engine, max_running=min(limit, max_running or limit), limits=())
         for engine, limit in zip(view.fleet.engines, limits, strict=True)
     )
     n = view.n_requests

@@ -461,7 +461,14 @@ class EngineBackend:
     def _limit(self, seat: _Seat) -> None:
         index = self.ledger.places[seat.number].index
         if seat.link is not None and index is not None:
-            seat.link.send({"do": "limit", "running": self.ledger.engines.max_running(index)})
+            limits, done = self.ledger.engines.limits(index), self.ledger.places[seat.number].finished
+            later = [[finished - done, running] for finished, running in limits if finished > done]
+            now = self._most_running(index, done)
+            seat.link.send({"do": "limit", "running": now, **({"later": later} if later else {})})
+
+    def _most_running(self, index: int, finished: int) -> int:
+        """The limit of an engine of the plan when so many of its requests have finished."""
+        return [running for first, running in self.ledger.engines.limits(index) if first <= finished][-1]
 
     def _tell(self, seat: _Seat, stay: Sequence[int]) -> None:
         """What the new plan changes for an engine that goes on and for what runs there."""
@@ -544,7 +551,8 @@ class EngineBackend:
 
         waiting = sum(blocks(one) for one in place.there.values() if not ledger.running[one])
         fits = waiting + blocks(request) <= place.free_blocks
-        return fits and len(place.there) + len(seat.queue) < ledger.engines.max_running(place.index)
+        most = self._most_running(place.index, place.finished)
+        return fits and len(place.there) + len(seat.queue) < most
 
     def _submit(self, seat: _Seat, requests: Sequence[int]) -> None:
         """With the tokens they have as part of their prompts."""

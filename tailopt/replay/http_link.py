@@ -106,7 +106,8 @@ class HttpLink:
         )  # some outlive their streams: of a server that lags behind
         self._new: dict[int, list[int]] = {}
         self._gathering = False
-        self._limit = 1 << 30
+        self._limit, self._finished = 1 << 30, 0
+        self._later = deque[list[int]]()  # limits to come, by requests finished since they were told
         self._paused, self._asleep, self._server_paused = True, False, False
         self._first_s = self._end_s = self._heard_s = time.monotonic()
         self._client: Client  # made in the loop
@@ -329,6 +330,9 @@ class HttpLink:
         )
         for stream in done:
             del self._streams[stream.key]
+        self._finished += len(done)
+        while self._later and self._later[0][0] <= self._finished:
+            self._limit = self._later.popleft()[1]
         self._kick.set()
 
     async def _sending(self) -> None:
@@ -391,8 +395,8 @@ class HttpLink:
                 await self._abort(keys)
             case {"do": "update", "requests": requests}:
                 await self._update([(self._streams[k], *more) for k, *more in requests if k in self._streams])
-            case {"do": "limit", "running": running}:
-                self._limit = running
+            case {"do": "limit", "running": running, **more}:
+                self._limit, self._finished, self._later = running, 0, deque(more.get("later", ()))
                 self._kick.set()
             case {"do": "pause"}:
                 await self._stand()

@@ -49,6 +49,7 @@ class Place:
     last_s: float = 0.0
     free_blocks: int = 0
     worked: bool = False  # since the last plan
+    finished: int = 0  # likewise
     there: dict[int, int] = field(default_factory=dict)  # key -> request, in order of submission
 
 
@@ -139,7 +140,7 @@ class Ledger:
                 self.places.append(found)
             found.index = index
         for place in self.places:
-            place.worked = bool(place.there)
+            place.worked, place.finished = bool(place.there), 0
 
     def _open(self, line: Line) -> None:
         place = self.places[line["engine"]]
@@ -199,6 +200,7 @@ class Ledger:
                 )
             self._leave(request, end_s)
             self._gone(place, key)
+            place.finished += 1
             self._finish(request, end_s, completed=not cut)
 
     def _abort(self, line: Line) -> None:

@@ -295,7 +295,7 @@ def _probes(fleet: Fleet, most_tokens: int) -> Trace:
 
 
 def _one_by_one(fleet: Fleet, probes: Trace) -> Plan:
-    engines = tuple(replace(engine, max_running=1) for engine in fleet.engines)
+    engines = tuple(replace(engine, max_running=1, limits=()) for engine in fleet.engines)
     order = np.arange(probes.n_requests)
     return Plan(engines, order % len(engines), order)
 

@@ -252,4 +252,4 @@ def _memory_bytes() -> int:
 
 
 def _kind(engine: Engine) -> Engine:
-    return replace(engine, max_running=None)
+    return replace(engine, max_running=None, limits=())

@@ -14,7 +14,8 @@ Between two steps all commands that have come are obeyed, so that a step is neve
 ``{"do": "abort", "keys": [...]}``         answered by ``aborted``: those that were there and are gone now, as
                                            ``[key, was running]``, and ``absent``, those that were not there
 ``{"do": "update", "requests": [...]}``    each ``[key, tokens wanted, priority]``, of requests that are there
-``{"do": "limit", "running": n}``          at most so many may run from now on
+``{"do": "limit", "running": n}``          at most so many may run from now on; with ``"later"``, pairs of
+                                           requests finished from now on, rising, and what ``n`` is then
 ``{"do": "pause"}``, ``{"do": "go"}``      no more steps (answered by ``paused``), and steps again; a worker
                                            starts paused
 ``{"do": "sleep"}``, ``{"do": "wake"}``    give up the engine's memory and take it back, where it can
@@ -37,6 +38,7 @@ import os
 import select
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -300,6 +302,7 @@ class Lines:
 def serve(engine: Engine, lines: Lines) -> None:
     """Obey commands and take steps until told to stop, or until nobody is there to tell."""
     paused, asleep, end_s = True, False, 0.0
+    finished, later = 0, deque[list[int]]()  # since the last limit
     while True:
         stepping = not paused and engine.busy()
         for command in lines.read(wait=not stepping):
@@ -321,8 +324,9 @@ def serve(engine: Engine, lines: Lines) -> None:
                 case {"do": "update", "requests": requests}:
                     for key, want, priority in requests:
                         engine.update(key, want, priority)
-                case {"do": "limit", "running": running}:
+                case {"do": "limit", "running": running, **more}:
                     engine.limit(running)
+                    finished, later = 0, deque(more.get("later", ()))
                 case {"do": "pause"}:
                     paused = True
                     lines.write({"event": "paused", "t": time.monotonic()})
@@ -354,6 +358,9 @@ def serve(engine: Engine, lines: Lines) -> None:
             continue
         called_s, cpu_s = time.monotonic(), time.process_time()
         step = engine.step()
+        finished += len(step["done"])
+        while later and later[0][0] <= finished:
+            engine.limit(later.popleft()[1])
         begin_s, end_s = end_s, time.monotonic()
         lines.write(
             {

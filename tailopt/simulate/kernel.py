@@ -69,6 +69,7 @@ def run(
     phases: Ints,
     chains: Ints,
     own: Ints,
+    limits: Ints,
     unit_start: Ints,
     unit_member: Ints,
     unit_s: Floats,
@@ -97,6 +98,7 @@ def run(
         phases: ``[m, block_tokens]`` how many of them have which ``offset`` modulo ``block_tokens``.
         chains: ``[groups]`` the first of each group's runs.
         own: each engine's own requests, by arrival and then in the plan's order.
+        limits: ``[k, 2]`` each engine's: requests finished on it, rising, and how many may run together then.
         unit_start: ``[units + 1]`` into ``unit_member``.
         unit_member: the shared queue, unit by unit.
         unit_s: ``[units]`` when all of a unit's requests have arrived, never falling.
@@ -139,7 +141,7 @@ def run(
             if code != DONE:
                 return code
         if engine.in_step and (not begins or not watched):
-            end(requests, runs, engine, heaps[e], phases[e], stays, counters, marks, passed)
+            end(requests, runs, engine, heaps[e], phases[e], limits, stays, counters, marks, passed)
     for e in range(len(engines)):
         engine, heap, phase = engines[e], heaps[e], phases[e]
         kind = engine.kind
@@ -152,7 +154,7 @@ def run(
             if code != DONE:
                 return code
             if engine.in_step:
-                end(requests, runs, engine, heap, phase, stays, counters, marks, passed)
+                end(requests, runs, engine, heap, phase, limits, stays, counters, marks, passed)
     return DONE
 
 
@@ -187,6 +189,7 @@ def settle(
     engines: Records,
     heaps: Records,
     phases: Ints,
+    limits: Ints,
     stays: Records,
     counters: Ints,
     now_s: float,
@@ -206,7 +209,7 @@ def settle(
                 kind, n = engine.kind, engine.decoding
                 base = base_s[kind, n, : pieces[kind]]
                 cut(engine, base, slope_s[kind], tokens[kind, n], engine.jump, cut_s)
-            end(requests, runs, engine, heap, phases[e], stays, counters, marks, passed)
+            end(requests, runs, engine, heap, phases[e], limits, stays, counters, marks, passed)
         else:
             engine.time_s = max(now_s, engine.ready_s)
         for place in range(engine.decoding):
@@ -372,6 +375,7 @@ def end(
     engine: Record,
     heap: Records,
     phase: Ints,
+    limits: Ints,
     stays: Records,
     counters: Ints,
     marks: Ints,
@@ -390,7 +394,7 @@ def end(
         engine.jump = 0
     engine.ready_s = engine.time_s
     engine.in_step = False
-    finish(requests, runs, engine, heap, phase, stays, counters, marks, passed)
+    finish(requests, runs, engine, heap, phase, limits, stays, counters, marks, passed)
 
 
 @compiled
@@ -787,6 +791,7 @@ def finish(
     engine: Record,
     heap: Records,
     phase: Ints,
+    limits: Ints,
     stays: Records,
     counters: Ints,
     marks: Ints,
@@ -827,6 +832,10 @@ def finish(
         request.finish_s = engine.time_s
         leave(requests, runs, engine, stays, i, request.held_blocks, request.full_blocks, engine.time_s)
     counters[UNFINISHED] -= done
+    engine.finished += done
+    while engine.next_limit < engine.end_limit and limits[engine.next_limit, 0] <= engine.finished:
+        engine.max_running = limits[engine.next_limit, 1]
+        engine.next_limit += 1
     engine.hungry = True
     engine.steady = engine.steady and engine.waiting == 0
 

@@ -244,10 +244,13 @@ class Ledger:
         engine = self.engines[e]
         return decoding_of(self.profile, engine.tp, engine.speculation, self.trace.n_requests)
 
+    def limits(self, e: int) -> tuple[tuple[int, int], ...]:
+        """The concurrency limits of engine e under the plan in force: (finished, running), from (0, r) on."""
+        return self.engines[e].limits_within(self.profile.shape(self.engines[e].tp).max_running)
+
     def max_running(self, e: int) -> int:
-        """The concurrency limit of engine e under the plan in force."""
-        own, limit = self.engines[e].max_running, self.profile.shape(self.engines[e].tp).max_running
-        return limit if own is None else min(own, limit)
+        """The highest of them."""
+        return max(running for _, running in self.limits(e))
 
     def run(self, backend: str, **columns: Any) -> Run:
         """The run, from the columns that only the backend knows."""

@@ -61,7 +61,10 @@ RUN = np.dtype(  # findable blocks: a group's on an engine, a request's own ther
 ENGINE = np.dtype(
     [
         ("kind", np.int64),  # into the line table
-        ("max_running", np.int64),
+        ("max_running", np.int64),  # at this time
+        ("finished", np.int64),  # under the plan in force
+        ("next_limit", np.int64),  # the engine's limits that more finishes lead to
+        ("end_limit", np.int64),
         ("token_budget", np.int64),
         ("block_tokens", np.int64),
         ("prefix_caching", np.bool_),

@@ -24,6 +24,10 @@ is that of n which draft, although those that end their prefill have no drafts t
 **Arrivals.** An engine takes notice of a request in the first step that begins at its arrival or later; an
 engine with nothing to do waits for the next arrival.
 
+**Concurrency limits** (:attr:`tailopt.plan.Engine.limits`) may follow the number of requests that have
+finished on the engine since the plan took effect. Those that end in one step are counted together, before the
+next step lets anybody in; those that run already go on.
+
 **Shared queue.** When a plan takes effect, and from each finish of one of its requests on, an engine may pull
 the first unit in line (a request, or a whole group if the plan is atomic), until one is there for which it
 has no room: a unit needs a place within ``max_running``, counting those that run and wait there, and free
@@ -82,7 +86,7 @@ class _Engine:
     spec: Engine
     shape: ShapeProfile
     decoding: Decoding
-    max_running: int
+    limits: deque[tuple[int, int]]  # yet to come: requests finished under the plan in force, running
     blocks: int
     time_s: float
     scheduler: Scheduler = field(init=False)
@@ -92,6 +96,7 @@ class _Engine:
     ready_s: float = field(init=False)  # end of its last step
     steps: int = 0
     tokens: int = 0  # the token clock, in units of 1 / TOKEN
+    finished: int = 0  # under the plan in force
     hungry: bool = True  # may pull from the shared queue
     done: bool = False  # has nothing to do, and nothing to wait for
     rests: bool = False  # its last entry in the log says that nothing runs
@@ -102,7 +107,7 @@ class _Engine:
             Limits(
                 blocks=self.blocks + 1,
                 block_tokens=self.shape.block_tokens,
-                max_running=self.max_running,
+                max_running=max(running for _, running in self.limits),
                 token_budget=self.shape.token_budget,
                 policy=self.spec.scheduling,
                 prefix_caching=self.shape.prefix_caching,
@@ -113,6 +118,11 @@ class _Engine:
     @property
     def in_step(self) -> bool:
         return self.sampling is not None
+
+    def limit(self) -> None:
+        """Run no more together than the last limit that has been reached says."""
+        while self.limits and self.limits[0][0] <= self.finished:
+            self.scheduler.limit_running(self.limits.popleft()[1])
 
     def key(self) -> tuple[bool, int, int]:
         return (not self.in_step, self.scheduler.unfinished, self.number)
@@ -198,16 +208,16 @@ class ReferenceBackend:
             shape = ledger.profile.shape(ledger.engines[e].tp)
             blocks = shape.kv_capacity_tokens // shape.block_tokens
             spec, decoding = ledger.engines[e], ledger.decoding(e)
-            limit = ledger.max_running(e)
-            self.engines.append(_Engine(e, spec, shape, decoding, limit, blocks, ledger.open_s[e]))
+            limits = deque(ledger.limits(e))
+            self.engines.append(_Engine(e, spec, shape, decoding, limits, blocks, ledger.open_s[e]))
         for member, unit_s in zip(pairwise(orders.unit_start.tolist()), orders.unit_s.tolist(), strict=True):
             self.units.append((orders.unit_member[slice(*member)].tolist(), unit_s))
         for engine in self.engines:
             engine.done = engine.number not in ledger.current
         for e in ledger.current:
             engine = self.engines[e]
-            engine.max_running = ledger.max_running(e)
-            engine.scheduler.limit_running(engine.max_running)
+            engine.finished, engine.limits = 0, deque(ledger.limits(e))
+            engine.limit()
             for i in engine.scheduler.running:
                 engine.scheduler.prioritize(i, int(ledger.position[i]))
             engine.arriving.extend(orders.queue[e].tolist())
@@ -291,7 +301,7 @@ class ReferenceBackend:
         scheduler, blocks_of = engine.scheduler, engine.scheduler.limits.blocks_of
         waiting = sum(blocks_of(self.prompt[j] + self.generated[j]) for j in scheduler.waiting)
         fits = waiting + blocks_of(self.prompt[i] + self.generated[i]) <= scheduler.free_blocks
-        return fits and scheduler.unfinished < engine.max_running
+        return fits and scheduler.unfinished < scheduler.limits.max_running
 
     def _submit(self, engine: _Engine, i: int) -> None:
         ledger, tokens = self.ledger, self.prompt[i] + self.generated[i]
@@ -359,6 +369,8 @@ class ReferenceBackend:
         for i in over:
             self.finish_s[i] = engine.time_s
             self._leave(engine, i)
+        engine.finished += len(over)
+        engine.limit()
         engine.hungry = engine.hungry or bool(over)
         engine.scheduler.update(over, engine.gains)
         engine.sampling = None

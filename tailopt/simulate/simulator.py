@@ -151,7 +151,11 @@ class SimulatedBackend:
         engines = self._engines
         engines["done"] = True
         now = engines[ledger.current]
-        now["max_running"] = [ledger.max_running(e) for e in ledger.current]
+        limits = [ledger.limits(e) for e in ledger.current]
+        self._limits = np.array([pair for own in limits for pair in own[1:]], np.int64).reshape(-1, 2)
+        now["max_running"], now["finished"] = [own[0][1] for own in limits], 0
+        now["end_limit"] = np.cumsum([len(own) - 1 for own in limits])
+        now["next_limit"] = now["end_limit"] - [len(own) - 1 for own in limits]
         now["hungry"] = True
         now["end_own"], now["next_own"] = ends, ends - [len(queue) for queue in own]
         has_work = (now["running"] > 0) | (now["end_own"] > now["next_own"])
@@ -199,8 +203,8 @@ class SimulatedBackend:
         lines = self._lines
         code = kernel.run(
             self._requests, self._runs, self._engines, self._heaps, self._phases, self._chains, self._own,
-            *self._units, self._log, self._stays, self._counters, self._clock, self._marks, self._passed,
-            self._watch, lines.base_s, lines.slope_s, lines.pieces, lines.tokens,
+            self._limits, *self._units, self._log, self._stays, self._counters, self._clock, self._marks,
+            self._passed, self._watch, lines.base_s, lines.slope_s, lines.pieces, lines.tokens,
         )  # fmt: skip
         return int(code)
 
@@ -212,8 +216,9 @@ class SimulatedBackend:
         # beside an engine without work, all others have begun a step at that time
         cut_s = np.nextafter(now_s * SLACK * SLACK, np.inf) if self._counters[r.IDLE] else now_s
         kernel.settle(
-            requests, self._runs, self._engines, self._heaps, self._phases, self._stays, self._counters,
-            now_s, cut_s, self._marks, self._passed, lines.base_s, lines.slope_s, lines.pieces, lines.tokens,
+            requests, self._runs, self._engines, self._heaps, self._phases, self._limits, self._stays,
+            self._counters, now_s, cut_s, self._marks, self._passed, lines.base_s, lines.slope_s,
+            lines.pieces, lines.tokens,
         )  # fmt: skip
         running = requests["stay"] != r.NONE
         ledger.kv_sent_to[running | (requests["engine"] != r.NONE) & ~requests["kv_sent"]] = r.NONE
