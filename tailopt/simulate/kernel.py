@@ -44,9 +44,10 @@ from tailopt.simulate.records import (
     HEAP_FULL,
     IDLE,
     LOG_FULL,
-    LOG_LENGTH,
     NEVER,
     NONE,
+    PAGE,
+    PAGES,
     PASSED,
     REVIEW,
     RUNS_FULL,
@@ -257,7 +258,7 @@ def rekey(requests: Records, engines: Records, heaps: Records, marks: Ints) -> N
 @compiled
 def last_notes(engines: Records, log: Records, counters: Ints) -> int:
     """Say in the log of each engine that nothing runs there any more."""
-    if counters[LOG_LENGTH] + len(engines) > len(log):
+    if counters[PAGES] + len(engines) > len(log) // PAGE:
         return LOG_FULL
     for e in range(len(engines)):
         rest(log, counters, e, engines[e])
@@ -287,7 +288,7 @@ def act(
     e: int,
 ) -> int:
     """The engine's turn: let requests in; then jump, or begin a step, or wait, or be done."""
-    if counters[LOG_LENGTH] + 2 > len(log):
+    if counters[PAGES] + 2 > len(log) // PAGE:
         return LOG_FULL
     now_s = engine.time_s * SLACK
     while engine.next_own < engine.end_own and requests[own[engine.next_own]].available_s <= now_s:
@@ -972,8 +973,7 @@ def admit(requests: Records, runs: Records, engine: Record, stays: Records, coun
     counters[STAYS_LENGTH] += 1
     stay = stays[request.stay]
     stay.request = i
-    stay.engine = e
-    stay.start_s = engine.time_s
+    stay.event = engine.event
 
 
 @compiled
@@ -1220,11 +1220,21 @@ def note(
     log: Records, counters: Ints, e: int, engine: Record, time_s: float, running: int, blocks: int
 ) -> None:
     """Log that the next step of engine e runs so many requests, which then hold so many blocks."""
-    entry = log[counters[LOG_LENGTH]]
-    entry.engine = e
+    entry = log[engine.event]
     entry.step = engine.step
     entry.time_s = time_s
     entry.running = running
-    entry.kv_tokens = blocks * engine.block_tokens
-    counters[LOG_LENGTH] += 1
+    entry.blocks = blocks
+    engine.event += 1
+    if engine.event % PAGE == 0:
+        engine.event = new_page(log, counters, e)
     engine.rests = False
+
+
+@compiled
+def new_page(log: Records, counters: Ints, e: int) -> int:
+    """A new page of the log, for engine e; returns its first entry."""
+    at = int(counters[PAGES]) * PAGE
+    counters[PAGES] += 1
+    log[at].step = e
+    return at + 1

@@ -91,6 +91,7 @@ ENGINE = np.dtype(
         ("in_step", np.bool_),  # or in a jump
         ("done", np.bool_),  # has nothing to do, and nothing to wait for
         ("rests", np.bool_),  # its last entry in the log says that nothing runs
+        ("event", np.int64),  # where its next entry in the log will stand
         ("jump", np.int64),  # steps of the jump it is in, 0 for a single step
         ("rate", np.int64),  # what its requests gain in each of them, in units of 1 / TOKEN
         ("step", np.int64),  # steps taken
@@ -102,23 +103,16 @@ ENGINE = np.dtype(
     ],
     align=True,
 )
-LOG = np.dtype(
-    [
-        ("engine", np.int64),
-        ("step", np.int64),
-        ("time_s", np.float64),
-        ("running", np.int64),
-        ("kv_tokens", np.int64),
-    ],
-    align=True,
-)
-STAY = np.dtype(
-    [("request", np.int64), ("engine", np.int64), ("start_s", np.float64), ("end_s", np.float64)], align=True
-)
+# Events and stays may be ten times as many as requests, so no byte is given to alignment. The log stands on
+# pages of PAGE entries, each of one engine, whose number the first entry of the page has as its step.
+LOG = np.dtype([("step", np.int64), ("time_s", np.float64), ("blocks", np.int64), ("running", np.int32)])
+PAGE = 128
+# ``event``: where the log has the step in which it began, hence where and when
+STAY = np.dtype([("request", np.int32), ("event", np.int32), ("end_s", np.float64)])
 
 DONE, LOG_FULL, STAYS_FULL, HEAP_FULL, RUNS_FULL, REVIEW = 0, 1, 2, 3, 4, 5
 NONE = -1
 NEVER = np.inf
 
-UNITS_PULLED, LOG_LENGTH, STAYS_LENGTH, RUNS_LENGTH, UNFINISHED, PASSED, IDLE = 0, 1, 2, 3, 4, 5, 6
-COUNTERS = 7  # places: of the shared queue, of log, stays and runs in use; and what was crossed
+UNITS_PULLED, PAGES, STAYS_LENGTH, RUNS_LENGTH, UNFINISHED, PASSED, IDLE = 0, 1, 2, 3, 4, 5, 6
+COUNTERS = 7  # places: of the shared queue, of pages of the log, stays and runs in use; and what was crossed

@@ -11,6 +11,7 @@ from tailopt.simulate import records as r
 from tailopt.simulate.instants import SLACK
 from tailopt.simulate.ledger import Ledger, Orders, Snapshot
 from tailopt.simulate.line_table import lines_of
+from tailopt.simulate.packed import PackedLog, PackedStays
 from tailopt.trace import Trace
 
 
@@ -81,7 +82,8 @@ class SimulatedBackend:
         sizes = [shape.block_tokens for shape in fleet.profile.shapes.values()]
         self._phases = np.zeros((0, max(sizes)), dtype=np.int64)
         # much more than most batches need: memory that is never written to is never taken
-        self._log, self._stays = np.empty(16 * n + 64, dtype=r.LOG), np.empty(8 * n + 64, dtype=r.STAY)
+        self._log = np.empty((16 * n // r.PAGE + 2) * r.PAGE, dtype=r.LOG)
+        self._stays = np.empty(8 * n + 64, dtype=r.STAY)
         self._counters, self._clock = np.zeros(r.COUNTERS, dtype=np.int64), np.zeros(1)
 
     def start(self, plan: Plan) -> None:
@@ -117,15 +119,21 @@ class SimulatedBackend:
         """What happened."""
         while kernel.last_notes(self._engines, self._log, self._counters) != r.DONE:
             self._log = _longer(self._log)
-        log = _by_engine(self._log[: self._counters[r.LOG_LENGTH]])
-        stays, requests = self._stays[: self._counters[r.STAYS_LENGTH]], self._requests
+        del self._runs, self._heaps  # their memory is for the columns below
+        requests = self._requests
+        log = PackedLog(
+            self._log.reshape(-1, r.PAGE)[: self._counters[r.PAGES]],
+            self._engines["event"],
+            self._engines["block_tokens"],
+        )
+        stays = PackedStays(self._stays[: self._counters[r.STAYS_LENGTH]], log)
         return self._ledger.run(
             "simulated",
             engine=requests["ran_on"].astype(np.int64),
             output_tokens=requests["generated"].copy(),
             preemptions=requests["preemptions"].astype(np.int64),
-            log=EngineLog(**{name: log[name] for name in log.dtype.names or ()}),
-            stays=Stays(**{name: stays[name] for name in stays.dtype.names or ()}),
+            log=EngineLog.made_by(log.column),
+            stays=Stays.made_by(stays.column),
             **{name: requests[name].copy() for name in ("start_s", "first_token_s", "finish_s")},
         )
 
@@ -184,6 +192,9 @@ class SimulatedBackend:
             "prefilling",
         ):
             new[none] = r.NONE
+        while self._counters[r.PAGES] + len(new) > len(self._log) // r.PAGE:
+            self._log = _longer(self._log)
+        new["event"] = [kernel.new_page(self._log, self._counters, e) for e in numbers]
         new["time_s"] = new["ready_s"] = [ledger.open_s[e] for e in numbers]
         self._engines = np.concatenate([self._engines, new])
         self._engines["kind"] = self._lines.shape
@@ -232,17 +243,6 @@ def _longer(table: r.Records) -> r.Records:
     longer = np.empty(2 * len(table), dtype=table.dtype)
     longer[: len(table)] = table
     return longer
-
-
-def _by_engine(log: r.Records) -> r.Records:
-    """The log engine by engine, in place; it is so already if no two of them had to be taken by turns."""
-    engine = log["engine"]
-    if (engine[1:] < engine[:-1]).any():
-        few = engine.max() < 2**15  # then numpy sorts by radix
-        order = np.argsort(engine.astype(np.int16 if few else np.int32), kind="stable")
-        for name in log.dtype.names or ():
-            log[name] = log[name][order]
-    return log
 
 
 def _wider(heaps: r.Records, width: int) -> r.Records:
