@@ -36,7 +36,7 @@ module because compiled code is cached by file.
 import numpy as np
 
 from tailopt.arrays import Floats, Ints
-from tailopt.compiled import compiled
+from tailopt.compiled import compiled, inlined
 from tailopt.engine.speculation import TOKEN
 from tailopt.simulate.instants import SLACK
 from tailopt.simulate.records import (
@@ -345,7 +345,7 @@ def act(
     return DONE
 
 
-@compiled
+@inlined
 def cut(engine: Record, base_s: Floats, slope_s: Floats, tokens: int, steps: int, until_s: float) -> None:
     """Plan a jump of ``steps`` steps, or fewer, to the first that ends at ``until_s`` or later."""
     n, kv, clock = engine.decoding, engine.next_kv, engine.tokens % TOKEN
@@ -366,7 +366,7 @@ def cut(engine: Record, base_s: Floats, slope_s: Floats, tokens: int, steps: int
     engine.time_s = begin_s + lasts_s
 
 
-@compiled
+@inlined
 def end(
     requests: Records,
     runs: Records,
@@ -487,7 +487,7 @@ def total_gain(engine: Record, steps: int) -> int:
     return int((engine.tokens % TOKEN + steps * engine.rate) // TOKEN)
 
 
-@compiled
+@inlined
 def steps_ahead(requests: Records, engine: Record, heap: Records, phase: Ints, tokens: int) -> int:
     """Steps up to the next request that is due, or fewer if the free blocks do not last that long."""
     engine.rate = tokens
@@ -518,7 +518,7 @@ def first_to_take(engine: Record) -> int:
     return int(-(1 + engine.gained - engine.last_gain + engine.lookahead) % engine.block_tokens)
 
 
-@compiled
+@inlined
 def grown(engine: Record, phase: Ints, further: int) -> int:
     """Blocks that those that decode take for their next token, ``further`` tokens from now.
 
@@ -535,7 +535,7 @@ def grown(engine: Record, phase: Ints, further: int) -> int:
     return int(taken)
 
 
-@compiled
+@inlined
 def holding(requests: Records, engine: Record, i: int, scheduled: bool) -> tuple[int, int]:
     """Blocks that a running request holds, ``scheduled`` in this step or not, and how many can be found."""
     request, size = requests[i], engine.block_tokens
@@ -553,7 +553,7 @@ def holding(requests: Records, engine: Record, i: int, scheduled: bool) -> tuple
     return int(held), int(full if engine.prefix_caching else 0)
 
 
-@compiled
+@inlined
 def step(
     requests: Records,
     runs: Records,
@@ -646,7 +646,7 @@ def step(
         skipped = requests[skipped].run_next
 
 
-@compiled
+@inlined
 def take_or_preempt(
     requests: Records, runs: Records, engine: Record, heap: Records, phase: Ints, stays: Records
 ) -> None:
@@ -666,7 +666,7 @@ def take_or_preempt(
     take(runs, engine, lacking)
 
 
-@compiled
+@inlined
 def make_room(
     requests: Records, runs: Records, engine: Record, heap: Records, phase: Ints, stays: Records, tokens: Ints
 ) -> int:
@@ -739,7 +739,7 @@ def due(engine: Record, request: Record, marks: Ints) -> int:
     return int(engine.gained + tokens - request.generated)
 
 
-@compiled
+@inlined
 def start_decode(requests: Records, engine: Record, heap: Records, phase: Ints, marks: Ints, i: int) -> None:
     """From the step just taken on, request i decodes; all its tokens but the last are computed."""
     request = requests[i]
@@ -753,7 +753,7 @@ def start_decode(requests: Records, engine: Record, heap: Records, phase: Ints, 
         engine.deficit += rule(engine, request) - request.held_blocks
 
 
-@compiled
+@inlined
 def stop_decode(requests: Records, engine: Record, heap: Records, phase: Ints, i: int) -> None:
     """Take a request out of those that decode; what it has so far is kept."""
     request = requests[i]
@@ -781,7 +781,7 @@ def settle_deficit(engine: Record, request: Record) -> None:
         engine.deficit -= rule(engine, request) - request.held_blocks
 
 
-@compiled
+@inlined
 def finish(
     requests: Records,
     runs: Records,
@@ -832,7 +832,7 @@ def finish(
     engine.steady = engine.steady and engine.waiting == 0
 
 
-@compiled
+@inlined
 def preempt(
     requests: Records,
     runs: Records,
@@ -862,7 +862,7 @@ def preempt(
     engine.waiting_blocks += blocks_of(engine, tokens_of(requests[i]))
 
 
-@compiled
+@inlined
 def leave(
     requests: Records,
     runs: Records,
@@ -891,7 +891,7 @@ def leave(
     release(runs, engine, request, held, full)
 
 
-@compiled
+@inlined
 def fits(requests: Records, runs: Records, engine: Record) -> bool:
     """Whether there are blocks for all tokens of the first in line; what it finds need not be free."""
     request = requests[engine.wait_head]
@@ -899,7 +899,7 @@ def fits(requests: Records, runs: Records, engine: Record) -> bool:
     return bool(blocks_of(engine, tokens_of(request)) - found + standing <= engine.free)
 
 
-@compiled
+@inlined
 def found_blocks(runs: Records, engine: Record, request: Record) -> tuple[int, int]:
     """Blocks of a waiting request that can be found, and how many of them stand in the free queue."""
     found, standing = 0, 0
@@ -929,7 +929,7 @@ def leftover_at(runs: Records, own: Record, index: int) -> int:
     return int(r)
 
 
-@compiled
+@inlined
 def admit(requests: Records, runs: Records, engine: Record, stays: Records, counters: Ints, e: int) -> None:
     """Let the first in line run; it holds what it finds in the prefix cache."""
     i = engine.wait_head
@@ -1013,7 +1013,7 @@ def sort_out_leftovers(runs: Records, engine: Record, counters: Ints, r: int, fi
         leftover = runs[leftover].sibling
 
 
-@compiled
+@inlined
 def compute(requests: Records, runs: Records, engine: Record, i: int, chunk: int) -> None:
     """Compute the next ``chunk`` tokens of a prefill; full blocks of its chain can be found at once."""
     request = requests[i]
@@ -1026,7 +1026,7 @@ def compute(requests: Records, runs: Records, engine: Record, i: int, chunk: int
         chain.blocks = max(chain.blocks, full)
 
 
-@compiled
+@inlined
 def take(runs: Records, engine: Record, blocks: int) -> None:
     """Take blocks from the head of the free queue; what could be found in them is lost, last blocks first."""
     engine.free -= blocks
@@ -1042,7 +1042,7 @@ def take(runs: Records, engine: Record, blocks: int) -> None:
             unlink(runs, engine, engine.queue_head)
 
 
-@compiled
+@inlined
 def release(runs: Records, engine: Record, request: Record, held: int, full: int) -> None:
     """A request gives its blocks back: its own that can be found to the end of the queue, then the chain."""
     engine.blank += held - full
@@ -1060,7 +1060,7 @@ def release(runs: Records, engine: Record, request: Record, held: int, full: int
             append(runs, engine, request.chain)
 
 
-@compiled
+@inlined
 def append(runs: Records, engine: Record, r: int) -> None:
     """Put a run at the end of the free queue."""
     runs[r].previous, runs[r].next = engine.queue_tail, NONE
@@ -1083,7 +1083,7 @@ def insert_before(runs: Records, engine: Record, r: int, after: int) -> None:
         runs[before].next = r
 
 
-@compiled
+@inlined
 def unlink(runs: Records, engine: Record, r: int) -> None:
     """Take a run out of the free queue."""
     before, after = runs[r].previous, runs[r].next
@@ -1097,7 +1097,7 @@ def unlink(runs: Records, engine: Record, r: int) -> None:
         runs[after].previous = before
 
 
-@compiled
+@inlined
 def sift_up(requests: Records, heap: Records, place: int, i: int, key: int) -> int:
     """Put request i, due at ``key``, where it belongs at or above ``place``; returns where."""
     while place > 0:
@@ -1111,7 +1111,7 @@ def sift_up(requests: Records, heap: Records, place: int, i: int, key: int) -> i
     return place
 
 
-@compiled
+@inlined
 def sift_down(requests: Records, heap: Records, size: int, place: int, i: int, key: int) -> None:
     """Put request i, due at ``key``, where it belongs at or below ``place``."""
     while 2 * place + 1 < size:
@@ -1126,7 +1126,7 @@ def sift_down(requests: Records, heap: Records, size: int, place: int, i: int, k
     put(requests, heap, place, i, key)
 
 
-@compiled
+@inlined
 def put(requests: Records, heap: Records, place: int, i: int, key: int) -> None:
     """Request i, due at ``key``, stands at this place of the heap."""
     entry = heap[place]
@@ -1135,7 +1135,7 @@ def put(requests: Records, heap: Records, place: int, i: int, key: int) -> None:
     requests[i].heap_place = place
 
 
-@compiled
+@inlined
 def seconds(
     base_s: Floats, slope_s: Floats, n: int, kv: int, steps: int, tokens: int = TOKEN, clock: int = 0
 ) -> float:
@@ -1207,7 +1207,7 @@ def floor_sum(steps: int, size: int, rate: int, start: int) -> int:
     return total
 
 
-@compiled
+@inlined
 def rest(log: Records, counters: Ints, e: int, engine: Record) -> None:
     """Say in the log that nothing runs from the end of the last step on."""
     if not engine.rests:
@@ -1215,7 +1215,7 @@ def rest(log: Records, counters: Ints, e: int, engine: Record) -> None:
     engine.rests = True
 
 
-@compiled
+@inlined
 def note(
     log: Records, counters: Ints, e: int, engine: Record, time_s: float, running: int, blocks: int
 ) -> None:

@@ -41,13 +41,13 @@ class PackedLog:
     @property
     def owner(self) -> Ints:
         """``[pages]`` the engine of each page."""
-        owner: Ints = self.entries["step"][:, 0]
-        return owner
+        return self.entries["step"][:, 0]
 
     @cached_property
     def _order(self) -> Ints:
         """The pages, engine by engine."""
-        return np.argsort(self.owner, kind="stable")
+        order: Ints = np.argsort(self.owner, kind="stable")
+        return order
 
     @cached_property
     def _written(self) -> Ints:
