@@ -149,12 +149,14 @@ def test_pages_of_the_log_are_read_in_order(sizes: list[int], random: Random) ->
     random.shuffle(turns)
     log, counters = np.empty(8 * PAGE * len(sizes), dtype=LOG), np.zeros(COUNTERS, dtype=np.int64)
     engines = np.zeros(len(sizes), dtype=ENGINE)
-    engines["block_tokens"] = 1 + np.arange(len(sizes))
+    engines["block_tokens"], engines["log_width"] = 1 + np.arange(len(sizes)), 2 * len(turns)
     engines["event"] = [kernel.new_page(log, counters, e) for e in range(len(sizes))]
     for k, e in enumerate(turns):
         engines[e]["step"] = k
         kernel.note(log, counters, e, engines[e], k / 2, 2 * k, 3 * k)
-    packed = PackedLog(log.reshape(-1, PAGE)[: counters[PAGES]], engines["event"], engines["block_tokens"])
+    packed = PackedLog(
+        log.reshape(-1, PAGE)[: counters[PAGES]], 2 * len(turns), engines["event"], engines["block_tokens"]
+    )
     engine = np.sort(turns)
     k = np.argsort(turns, kind="stable")
     expected = {

@@ -64,6 +64,8 @@ from tailopt.simulate.records import (
 @compiled
 def run(
     requests: Records,
+    available_s: Floats,
+    shared_tokens: Ints,
     runs: Records,
     engines: Records,
     heaps: Records,
@@ -92,6 +94,8 @@ def run(
 
     Args:
         requests: ``[n]`` of REQUEST.
+        available_s: ``[n]`` from when each can be admitted.
+        shared_tokens: ``[n]`` leading tokens in blocks that it shares with its group.
         runs: of RUN.
         engines: ``[m]`` of ENGINE.
         heaps: ``[m, width]`` of ENTRY: requests that decode on each engine, a heap by when they are due.
@@ -133,9 +137,9 @@ def run(
         if begins:
             kind = engine.kind
             code = act(
-                requests, runs, engine, heaps[e], phases[e], chains, own, unit_start, unit_member, unit_s,
-                log, stays, counters, marks, watch[1] > 0, base_s[kind, :, : pieces[kind]], slope_s[kind],
-                tokens[kind], e,
+                requests, available_s, shared_tokens, runs, engine, heaps[e], phases[e], chains, own,
+                unit_start, unit_member, unit_s, log, stays, counters, marks, watch[1] > 0,
+                base_s[kind, :, : pieces[kind]], slope_s[kind], tokens[kind], e,
             )  # fmt: skip
             if code != DONE:
                 return code
@@ -147,8 +151,8 @@ def run(
         base, slope, rates = base_s[kind, :, : pieces[kind]], slope_s[kind], tokens[kind]
         while not engine.done:
             code = act(
-                requests, runs, engine, heap, phase, chains, own, unit_start, unit_member, unit_s,
-                log, stays, counters, marks, False, base, slope, rates, e,
+                requests, available_s, shared_tokens, runs, engine, heap, phase, chains, own,
+                unit_start, unit_member, unit_s, log, stays, counters, marks, False, base, slope, rates, e,
             )  # fmt: skip
             if code != DONE:
                 return code
@@ -268,6 +272,8 @@ def last_notes(engines: Records, log: Records, counters: Ints) -> int:
 @compiled
 def act(
     requests: Records,
+    available_s: Floats,
+    shared_tokens: Ints,
     runs: Records,
     engine: Record,
     heap: Records,
@@ -291,10 +297,10 @@ def act(
     if counters[PAGES] + 2 > len(log) // PAGE:
         return LOG_FULL
     now_s = engine.time_s * SLACK
-    while engine.next_own < engine.end_own and requests[own[engine.next_own]].available_s <= now_s:
+    while engine.next_own < engine.end_own and available_s[own[engine.next_own]] <= now_s:
         if counters[RUNS_LENGTH] + 2 > len(runs):
             return RUNS_FULL
-        enqueue(requests, runs, engine, chains, counters, own[engine.next_own], e)
+        enqueue(requests, shared_tokens, runs, engine, chains, counters, own[engine.next_own], e)
         engine.next_own += 1
     until_s = NEVER
     unit = counters[UNITS_PULLED]
@@ -306,13 +312,13 @@ def act(
             if counters[RUNS_LENGTH] + 2 * (behind - first) > len(runs):
                 return RUNS_FULL
             for place in range(first, behind):
-                enqueue(requests, runs, engine, chains, counters, unit_member[place], e)
+                enqueue(requests, shared_tokens, runs, engine, chains, counters, unit_member[place], e)
             counters[UNITS_PULLED] += 1
             return DONE
         else:
             engine.hungry = False
     if engine.next_own < engine.end_own:
-        until_s = min(until_s, requests[own[engine.next_own]].available_s)
+        until_s = min(until_s, available_s[own[engine.next_own]])
     if engine.running + engine.waiting == 0:
         rest(log, counters, e, engine)
         engine.time_s = until_s
@@ -403,12 +409,19 @@ def has_room(engine: Record, request: Record) -> bool:
 
 @compiled
 def enqueue(
-    requests: Records, runs: Records, engine: Record, chains: Ints, counters: Ints, i: int, e: int
+    requests: Records,
+    shared_tokens: Ints,
+    runs: Records,
+    engine: Record,
+    chains: Ints,
+    counters: Ints,
+    i: int,
+    e: int,
 ) -> None:
     """Let request i wait on engine e: at the end, or at the place of its priority."""
     request = requests[i]
     request.engine = e
-    request.shared_blocks = request.shared_tokens // engine.block_tokens if engine.prefix_caching else 0
+    request.shared_blocks = shared_tokens[i] // engine.block_tokens if engine.prefix_caching else 0
     request.own = run_on(runs, counters, request.own, e)
     request.chain = NONE
     if request.shared_blocks > 0:
@@ -700,7 +713,7 @@ def take_in_turn(
             v = victim(requests, engine)
             if v == after:
                 after = requests[v].run_next
-            preempt(requests, runs, engine, heap, phase, stays, v, requests[v].turn == engine.step)
+            preempt(requests, runs, engine, heap, phase, stays, v, requests[v].stay < request.stay)
             if v == i:
                 skipped = after
                 while after != NONE and after != engine.prefilling:
@@ -711,7 +724,6 @@ def take_in_turn(
                 engine.deficit = 0
                 return int(skipped)
         take(runs, engine, need)
-        request.turn = engine.step
         i = after
     engine.deficit = 0
     return NONE
@@ -967,7 +979,6 @@ def admit(requests: Records, runs: Records, engine: Record, stays: Records, coun
     engine.running += 1
     if np.isnan(request.start_s):
         request.start_s = engine.time_s
-    request.turn = NONE
     request.ran_on = e
     request.stay = counters[STAYS_LENGTH]
     counters[STAYS_LENGTH] += 1
@@ -1223,8 +1234,7 @@ def note(
     entry = log[engine.event]
     entry.step = engine.step
     entry.time_s = time_s
-    entry.running = running
-    entry.blocks = blocks
+    entry.use = blocks * engine.log_width + running
     engine.event += 1
     if engine.event % PAGE == 0:
         engine.event = new_page(log, counters, e)

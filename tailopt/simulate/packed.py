@@ -1,4 +1,4 @@
-"""Log and stays as the kernel writes them, in half of the columns' size; widened column by column when read.
+"""Log and stays as the kernel writes them, in half of the size; a column is made when it is read.
 
 A million requests on engines whose cache is full make eight million events and as many stays, and most who
 simulate them read neither.
@@ -20,11 +20,13 @@ class PackedLog:
 
     Attributes:
         entries: ``[pages, PAGE]`` of LOG; the first of a page has the number of the page's engine as step.
+        width: see LOG.
         end: ``[engines]`` behind the last entry of each engine, counted through all pages.
         block_tokens: ``[engines]`` tokens of a block.
     """
 
     entries: Records
+    width: int
     end: Ints
     block_tokens: Ints
 
@@ -32,11 +34,12 @@ class PackedLog:
         """A column of the :class:`tailopt.run.EngineLog`."""
         if name == "engine":
             return np.repeat(self.owner[self._order], self._written)
+        if name == "running":
+            return self.column("use") % self.width
         if name == "kv_tokens":
-            return self.column("blocks") * self.block_tokens[self.column("engine")]
+            return self.column("use") // self.width * self.block_tokens[self.column("engine")]
         pages = self.entries[name][self._order, 1:]
-        written = np.arange(PAGE - 1) < self._written[:, None]
-        return pages[written].astype(np.float64 if name == "time_s" else np.int64, copy=False)
+        return pages[np.arange(PAGE - 1) < self._written[:, None]]
 
     @property
     def owner(self) -> Ints:
@@ -52,7 +55,8 @@ class PackedLog:
     @cached_property
     def _written(self) -> Ints:
         """``[pages]`` entries written on each page, in that order."""
-        return np.minimum(self.end[self.owner[self._order]] - self._order * PAGE, PAGE) - 1
+        written: Ints = np.minimum(self.end[self.owner[self._order]] - self._order * PAGE, PAGE) - 1
+        return written
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,15 +27,12 @@ REQUEST = np.dtype(
         ("kv_sent", np.bool_),  # the KV of all its tokens but the last has been sent to its engine
         ("preemptions", np.int32),
         ("group", np.int32),
-        ("shared_tokens", np.int64),  # leading tokens in blocks that it shares with its group
-        ("shared_blocks", np.int64),  # those blocks on its engine
+        ("shared_blocks", np.int64),  # leading blocks on its engine that it shares with its group
         ("chain", np.int32),  # run of its group's blocks on its engine, or NONE
         ("own", np.int32),  # run of its own blocks on its engine, first of its runs on all engines
         ("odd_step", np.int64),  # the step before which the two below say what it holds, as no rule does
         ("held_blocks", np.int64),
         ("full_blocks", np.int64),
-        ("turn", np.int64),  # the step in which it was given blocks one by one
-        ("available_s", np.float64),
         ("start_s", np.float64),
         ("first_token_s", np.float64),
         ("finish_s", np.float64),
@@ -92,6 +89,7 @@ ENGINE = np.dtype(
         ("done", np.bool_),  # has nothing to do, and nothing to wait for
         ("rests", np.bool_),  # its last entry in the log says that nothing runs
         ("event", np.int64),  # where its next entry in the log will stand
+        ("log_width", np.int64),  # see LOG
         ("jump", np.int64),  # steps of the jump it is in, 0 for a single step
         ("rate", np.int64),  # what its requests gain in each of them, in units of 1 / TOKEN
         ("step", np.int64),  # steps taken
@@ -103,9 +101,15 @@ ENGINE = np.dtype(
     ],
     align=True,
 )
-# Events and stays may be ten times as many as requests, so no byte is given to alignment. The log stands on
-# pages of PAGE entries, each of one engine, whose number the first entry of the page has as its step.
-LOG = np.dtype([("step", np.int64), ("time_s", np.float64), ("blocks", np.int64), ("running", np.int32)])
+# Events and stays may be ten times as many as requests, so these are small. The log stands on pages of PAGE
+# entries, each of one engine, whose number the first entry of the page has as its step.
+LOG = np.dtype(
+    [
+        ("step", np.int64),
+        ("time_s", np.float64),
+        ("use", np.int64),  # blocks * width + running, where width is more than can run
+    ]
+)
 PAGE = 128
 # ``event``: where the log has the step in which it began, hence where and when
 STAY = np.dtype([("request", np.int32), ("event", np.int32), ("end_s", np.float64)])

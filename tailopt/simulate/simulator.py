@@ -64,17 +64,12 @@ class SimulatedBackend:
         n = trace.n_requests
         self._ledger, self._n = Ledger(trace, fleet), n
         blank = np.zeros(1, dtype=r.REQUEST)
-        for none in ("engine", "ran_on", "stay", "chain", "own", "odd_step", "turn"):
+        for none in ("engine", "ran_on", "stay", "chain", "own", "odd_step"):
             blank[none] = r.NONE
         for time in ("start_s", "first_token_s", "finish_s"):
             blank[time] = np.nan
         self._requests = np.repeat(blank, n)
-        for column, values in (
-            ("prompt_tokens", trace.context_tokens),
-            ("group", trace.group),
-            ("shared_tokens", self._ledger.shared_tokens),
-        ):
-            self._requests[column] = values
+        self._requests["prompt_tokens"], self._requests["group"] = trace.context_tokens, trace.group
         self._runs = np.empty(2 * n + 64, dtype=r.RUN)
         self._chains = np.full(int(trace.group.max()) + 1, r.NONE)
         self._engines = np.zeros(0, dtype=r.ENGINE)
@@ -123,6 +118,7 @@ class SimulatedBackend:
         requests = self._requests
         log = PackedLog(
             self._log.reshape(-1, r.PAGE)[: self._counters[r.PAGES]],
+            self._n + 1,
             self._engines["event"],
             self._engines["block_tokens"],
         )
@@ -153,7 +149,6 @@ class SimulatedBackend:
         self._marks, self._passed = watch.tokens, np.zeros(len(watch.tokens), dtype=np.int64)
 
         requests["limit"], requests["position"] = ledger.limit, ledger.position
-        requests["available_s"] = ledger.available_s
         requests["kv_sent"] = (ledger.kv_sent_to != r.NONE) & (requests["stay"] == r.NONE)
         requests["mark"] = np.searchsorted(watch.tokens, requests["generated"], side="right")
         engines = self._engines
@@ -195,6 +190,7 @@ class SimulatedBackend:
         while self._counters[r.PAGES] + len(new) > len(self._log) // r.PAGE:
             self._log = _longer(self._log)
         new["event"] = [kernel.new_page(self._log, self._counters, e) for e in numbers]
+        new["log_width"] = self._n + 1
         new["time_s"] = new["ready_s"] = [ledger.open_s[e] for e in numbers]
         self._engines = np.concatenate([self._engines, new])
         self._engines["kind"] = self._lines.shape
@@ -207,11 +203,12 @@ class SimulatedBackend:
         self._phases = np.concatenate([self._phases, np.zeros((len(new), self._phases.shape[1]), np.int64)])
 
     def _advance(self) -> int:
-        lines = self._lines
+        ledger, lines = self._ledger, self._lines
         code = kernel.run(
-            self._requests, self._runs, self._engines, self._heaps, self._phases, self._chains, self._own,
-            *self._units, self._log, self._stays, self._counters, self._clock, self._marks, self._passed,
-            self._watch, lines.base_s, lines.slope_s, lines.pieces, lines.tokens,
+            self._requests, ledger.available_s, ledger.shared_tokens, self._runs, self._engines, self._heaps,
+            self._phases, self._chains, self._own, *self._units, self._log, self._stays, self._counters,
+            self._clock, self._marks, self._passed, self._watch, lines.base_s, lines.slope_s, lines.pieces,
+            lines.tokens,
         )  # fmt: skip
         return int(code)
 
