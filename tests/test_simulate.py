@@ -36,8 +36,9 @@ from tailopt.simulate import (
     simulate_policy_reference,
     simulate_reference,
 )
+from tailopt.simulate.kernel import PAGE
 from tailopt.simulate.packed import PackedLog
-from tailopt.simulate.records import COUNTERS, ENGINE, LOG, PAGE, PAGES
+from tailopt.simulate.records import COUNTERS, ENGINE, LOG, PAGES
 from tailopt.trace import Trace
 
 CASES = 2 * settings().max_examples  # the profile's number, doubled: these are the project's foundation

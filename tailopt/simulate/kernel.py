@@ -46,7 +46,6 @@ from tailopt.simulate.records import (
     LOG_FULL,
     NEVER,
     NONE,
-    PAGE,
     PAGES,
     PASSED,
     REVIEW,
@@ -59,6 +58,9 @@ from tailopt.simulate.records import (
     Record,
     Records,
 )
+
+PAGE = 64
+"""Entries on a page of the log; here, as the compiled code is kept for as long as this file stays the same."""
 
 
 @compiled

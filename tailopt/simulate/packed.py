@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tailopt.arrays import Ints
-from tailopt.simulate.records import PAGE, Records
+from tailopt.simulate.records import Records
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +19,7 @@ class PackedLog:
     """The log on its pages; its columns are engine by engine.
 
     Attributes:
-        entries: ``[pages, PAGE]`` of LOG; the first of a page has the number of the page's engine as step.
+        entries: ``[pages, size]`` of LOG; the first of a page has the number of the page's engine as step.
         width: see LOG.
         end: ``[engines]`` behind the last entry of each engine, counted through all pages.
         block_tokens: ``[engines]`` tokens of a block.
@@ -39,7 +39,7 @@ class PackedLog:
         if name == "kv_tokens":
             return self.column("use") // self.width * self.block_tokens[self.column("engine")]
         pages = self.entries[name][self._order, 1:]
-        return pages[np.arange(PAGE - 1) < self._written[:, None]]
+        return pages[np.arange(pages.shape[1]) < self._written[:, None]]
 
     @property
     def owner(self) -> Ints:
@@ -55,7 +55,8 @@ class PackedLog:
     @cached_property
     def _written(self) -> Ints:
         """``[pages]`` entries written on each page, in that order."""
-        written: Ints = np.minimum(self.end[self.owner[self._order]] - self._order * PAGE, PAGE) - 1
+        size = self.entries.shape[1]
+        written: Ints = np.minimum(self.end[self.owner[self._order]] - self._order * size, size) - 1
         return written
 
 
@@ -74,7 +75,7 @@ class PackedStays:
     def column(self, name: str) -> Any:
         """A column of the :class:`tailopt.run.Stays`."""
         if name == "engine":
-            return self.log.owner[self.stays["event"] // PAGE]
+            return self.log.owner[self.stays["event"] // self.log.entries.shape[1]]
         if name == "start_s":
             return self.log.entries["time_s"].reshape(-1)[self.stays["event"]]
         return self.stays[name].astype(np.float64 if name == "end_s" else np.int64)

@@ -101,8 +101,8 @@ ENGINE = np.dtype(
     ],
     align=True,
 )
-# Events and stays may be ten times as many as requests, so these are small. The log stands on pages of PAGE
-# entries, each of one engine, whose number the first entry of the page has as its step.
+# Events and stays may be ten times as many as requests, so these are small. The log stands on pages of
+# kernel.PAGE entries, each of one engine, whose number the first entry of the page has as its step.
 LOG = np.dtype(
     [
         ("step", np.int64),
@@ -110,7 +110,6 @@ LOG = np.dtype(
         ("use", np.int64),  # blocks * width + running, where width is more than can run
     ]
 )
-PAGE = 128
 # ``event``: where the log has the step in which it began, hence where and when
 STAY = np.dtype([("request", np.int32), ("event", np.int32), ("end_s", np.float64)])
 

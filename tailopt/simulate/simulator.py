@@ -9,6 +9,7 @@ from tailopt.run import EngineLog, Run, Stays
 from tailopt.simulate import kernel
 from tailopt.simulate import records as r
 from tailopt.simulate.instants import SLACK
+from tailopt.simulate.kernel import PAGE
 from tailopt.simulate.ledger import Ledger, Orders, Snapshot
 from tailopt.simulate.line_table import lines_of
 from tailopt.simulate.packed import PackedLog, PackedStays
@@ -77,7 +78,7 @@ class SimulatedBackend:
         sizes = [shape.block_tokens for shape in fleet.profile.shapes.values()]
         self._phases = np.zeros((0, max(sizes)), dtype=np.int64)
         # much more than most batches need: memory that is never written to is never taken
-        self._log = np.empty((16 * n // r.PAGE + 2) * r.PAGE, dtype=r.LOG)
+        self._log = np.empty((16 * n // PAGE + 2 * len(fleet.engines) + 2) * PAGE, dtype=r.LOG)
         self._stays = np.empty(8 * n + 64, dtype=r.STAY)
         self._counters, self._clock = np.zeros(r.COUNTERS, dtype=np.int64), np.zeros(1)
 
@@ -117,7 +118,7 @@ class SimulatedBackend:
         del self._runs, self._heaps  # their memory is for the columns below
         requests = self._requests
         log = PackedLog(
-            self._log.reshape(-1, r.PAGE)[: self._counters[r.PAGES]],
+            self._log.reshape(-1, PAGE)[: self._counters[r.PAGES]],
             self._n + 1,
             self._engines["event"],
             self._engines["block_tokens"],
@@ -187,10 +188,7 @@ class SimulatedBackend:
             "prefilling",
         ):
             new[none] = r.NONE
-        while self._counters[r.PAGES] + len(new) > len(self._log) // r.PAGE:
-            self._log = _longer(self._log)
-        new["event"] = [kernel.new_page(self._log, self._counters, e) for e in numbers]
-        new["log_width"] = self._n + 1
+        new["event"], new["log_width"] = self._first_events(numbers), self._n + 1
         new["time_s"] = new["ready_s"] = [ledger.open_s[e] for e in numbers]
         self._engines = np.concatenate([self._engines, new])
         self._engines["kind"] = self._lines.shape
@@ -201,6 +199,16 @@ class SimulatedBackend:
             np.concatenate([self._heaps, np.zeros((len(new), self._heaps.shape[1]), r.ENTRY)]), width
         )
         self._phases = np.concatenate([self._phases, np.zeros((len(new), self._phases.shape[1]), np.int64)])
+
+    def _first_events(self, numbers: range) -> Ints:
+        """A page of the log for each new engine."""
+        pages = self._counters[r.PAGES] + np.arange(len(numbers))
+        self._counters[r.PAGES] += len(numbers)
+        while self._counters[r.PAGES] * PAGE > len(self._log):
+            self._log = _longer(self._log)
+        self._log["step"][pages * PAGE] = numbers
+        first: Ints = pages * PAGE + 1
+        return first
 
     def _advance(self) -> int:
         ledger, lines = self._ledger, self._lines
