@@ -1,7 +1,9 @@
 """The Run: what happened to each request when a plan was carried out, by the simulator or by engines."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -9,8 +11,27 @@ from tailopt.arrays import Bools, Floats, Ints
 from tailopt.plan import Engine, Fleet, Plan, ReviewPoint
 
 
+class Columns:
+    """A dataclass of columns that are given, or made when they are first read."""
+
+    @classmethod
+    def made_by(cls, column: Callable[[str], Any]) -> Self:
+        """Columns that ``column`` makes from their names."""
+        new = object.__new__(cls)
+        new.__dict__["_column"] = column
+        return new
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:  # called for what is not there
+            if "_column" not in self.__dict__ or name not in self.__dataclass_fields__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            self.__dict__[name] = made = self._column(name)
+            return made
+
+
 @dataclass(frozen=True, eq=False)
-class EngineLog:
+class EngineLog(Columns):
     """What one fleet's engines did, event by event; engine by engine and, within one, in time order.
 
     Between two events of an engine the same requests run, each gaining a token a step, or more if it drafts.
@@ -33,7 +54,7 @@ class EngineLog:
 
 
 @dataclass(frozen=True, eq=False)
-class Stays:
+class Stays(Columns):
     """When each request ran where; a preempted one has several stays. In no particular order.
 
     Attributes:

@@ -1,7 +1,9 @@
 """The event-jumping simulator against its step-by-step definition, closed forms, and conservation laws."""
 
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -26,8 +28,17 @@ from tailopt.engine.speculation import Speculation
 from tailopt.engine.step_time import Affine, MaxAffine, Power
 from tailopt.errors import InputError
 from tailopt.plan import Engine, Fleet, Plan, Policy, ReviewPoint, View
-from tailopt.run import Run
-from tailopt.simulate import simulate, simulate_policy, simulate_policy_reference, simulate_reference
+from tailopt.run import EngineLog, Run
+from tailopt.simulate import (
+    kernel,
+    simulate,
+    simulate_policy,
+    simulate_policy_reference,
+    simulate_reference,
+)
+from tailopt.simulate.kernel import PAGE
+from tailopt.simulate.packed import PackedLog
+from tailopt.simulate.records import COUNTERS, ENGINE, LOG, PAGES
 from tailopt.trace import Trace
 
 CASES = 2 * settings().max_examples  # the profile's number, doubled: these are the project's foundation
@@ -116,6 +127,62 @@ def test_ties_up_to_rounding_are_ties(data: st.DataObject) -> None:
         simulate_policy_reference(trace, RandomPolicy(seed), view),
     ]
     assert_same_run(*runs, rtol=1e-9)
+
+
+@pytest.mark.parametrize("queue", ["own", "shared"])
+def test_a_log_of_many_pages(queue: str) -> None:
+    """Engines by turns, each with several pages of the log; some preempted, the last page full or not."""
+    lengths = np.random.default_rng(0).integers(1, 60, 700)
+    trace = Trace.of([[int(length)] for length in lengths], prompt_tokens=3)
+    fleet = fleet_of(Affine(1.0, 0.5, 0.125), 3, kv_capacity_tokens=200)
+    engine_of = np.arange(700) % 3 if queue == "own" else np.full(700, -1)
+    plan = Plan(fleet.engines, engine_of, np.arange(700))
+    fast = simulate(trace, fleet, plan)
+    assert (np.bincount(fast.log.engine) > 2 * PAGE).all()
+    assert fast.preemptions.sum() > 100
+    assert_same_run(fast, simulate_reference(trace, fleet, plan), rtol=0)
+
+
+@given(st.lists(st.integers(1, 3 * PAGE), min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_pages_of_the_log_are_read_in_order(sizes: list[int], random: Random) -> None:
+    """Any number of entries an engine, written in any order of engines."""
+    turns = [e for e, size in enumerate(sizes) for _ in range(size)]
+    random.shuffle(turns)
+    log, counters = np.empty(8 * PAGE * len(sizes), dtype=LOG), np.zeros(COUNTERS, dtype=np.int64)
+    engines = np.zeros(len(sizes), dtype=ENGINE)
+    engines["block_tokens"], engines["log_width"] = 1 + np.arange(len(sizes)), 2 * len(turns)
+    engines["event"] = [kernel.new_page(log, counters, e) for e in range(len(sizes))]
+    for k, e in enumerate(turns):
+        engines[e]["step"] = k
+        kernel.note(log, counters, e, engines[e], k / 2, 2 * k, 3 * k)
+    packed = PackedLog(
+        log.reshape(-1, PAGE)[: counters[PAGES]], 2 * len(turns), engines["event"], engines["block_tokens"]
+    )
+    engine = np.sort(turns)
+    k = np.argsort(turns, kind="stable")
+    expected = {
+        "engine": engine,
+        "step": k,
+        "time_s": k / 2,
+        "running": 2 * k,
+        "kv_tokens": 3 * k * (1 + engine),
+    }
+    for name, column in expected.items():
+        found = getattr(EngineLog.made_by(packed.column), name)
+        np.testing.assert_array_equal(found, column, err_msg=name)
+        assert found.dtype == (np.float64 if name == "time_s" else np.int64)
+
+
+def test_columns_are_made_once_and_can_be_kept() -> None:
+    log = simulate(
+        Trace.of([[3, 5]]), fleet_of(Affine(1.0, 0.0), 1), everything_on_one(Trace.of([[3, 5]]))
+    ).log
+    again = pickle.loads(pickle.dumps(log))
+    assert log.time_s is log.time_s
+    assert again.time_s.tolist() == log.time_s.tolist() == [0, 1, 3, 5]
+    assert replace(log, step=log.step + 1).step.tolist() == [1, 2, 4, 6]
+    with pytest.raises(AttributeError, match="'EngineLog' object has no attribute 'steps'"):
+        log.steps  # noqa: B018
 
 
 @given(traces(), affine_terms())

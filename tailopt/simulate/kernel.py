@@ -36,7 +36,7 @@ module because compiled code is cached by file.
 import numpy as np
 
 from tailopt.arrays import Floats, Ints
-from tailopt.compiled import compiled
+from tailopt.compiled import compiled, inlined
 from tailopt.engine.speculation import TOKEN
 from tailopt.simulate.instants import SLACK
 from tailopt.simulate.records import (
@@ -44,9 +44,9 @@ from tailopt.simulate.records import (
     HEAP_FULL,
     IDLE,
     LOG_FULL,
-    LOG_LENGTH,
     NEVER,
     NONE,
+    PAGES,
     PASSED,
     REVIEW,
     RUNS_FULL,
@@ -59,10 +59,15 @@ from tailopt.simulate.records import (
     Records,
 )
 
+PAGE = 64
+"""Entries on a page of the log; here, as the compiled code is kept while this file stays the same."""
+
 
 @compiled
 def run(
     requests: Records,
+    available_s: Floats,
+    shared_tokens: Ints,
     runs: Records,
     engines: Records,
     heaps: Records,
@@ -92,6 +97,8 @@ def run(
 
     Args:
         requests: ``[n]`` of REQUEST.
+        available_s: ``[n]`` from when each can be admitted.
+        shared_tokens: ``[n]`` leading tokens in blocks that it shares with its group.
         runs: of RUN.
         engines: ``[m]`` of ENGINE.
         heaps: ``[m, width]`` of ENTRY: requests that decode on each engine, a heap by when they are due.
@@ -134,9 +141,9 @@ def run(
         if begins:
             kind = engine.kind
             code = act(
-                requests, runs, engine, heaps[e], phases[e], chains, own, unit_start, unit_member, unit_s,
-                log, stays, counters, marks, watch[1] > 0, base_s[kind, :, : pieces[kind]], slope_s[kind],
-                tokens[kind], e,
+                requests, available_s, shared_tokens, runs, engine, heaps[e], phases[e], chains, own,
+                unit_start, unit_member, unit_s, log, stays, counters, marks, watch[1] > 0,
+                base_s[kind, :, : pieces[kind]], slope_s[kind], tokens[kind], e,
             )  # fmt: skip
             if code != DONE:
                 return code
@@ -148,8 +155,8 @@ def run(
         base, slope, rates = base_s[kind, :, : pieces[kind]], slope_s[kind], tokens[kind]
         while not engine.done:
             code = act(
-                requests, runs, engine, heap, phase, chains, own, unit_start, unit_member, unit_s,
-                log, stays, counters, marks, False, base, slope, rates, e,
+                requests, available_s, shared_tokens, runs, engine, heap, phase, chains, own,
+                unit_start, unit_member, unit_s, log, stays, counters, marks, False, base, slope, rates, e,
             )  # fmt: skip
             if code != DONE:
                 return code
@@ -260,7 +267,7 @@ def rekey(requests: Records, engines: Records, heaps: Records, marks: Ints) -> N
 @compiled
 def last_notes(engines: Records, log: Records, counters: Ints) -> int:
     """Say in the log of each engine that nothing runs there any more."""
-    if counters[LOG_LENGTH] + len(engines) > len(log):
+    if counters[PAGES] + len(engines) > len(log) // PAGE:
         return LOG_FULL
     for e in range(len(engines)):
         rest(log, counters, e, engines[e])
@@ -270,6 +277,8 @@ def last_notes(engines: Records, log: Records, counters: Ints) -> int:
 @compiled
 def act(
     requests: Records,
+    available_s: Floats,
+    shared_tokens: Ints,
     runs: Records,
     engine: Record,
     heap: Records,
@@ -290,13 +299,13 @@ def act(
     e: int,
 ) -> int:
     """The engine's turn: let requests in; then jump, or begin a step, or wait, or be done."""
-    if counters[LOG_LENGTH] + 2 > len(log):
+    if counters[PAGES] + 2 > len(log) // PAGE:
         return LOG_FULL
     now_s = engine.time_s * SLACK
-    while engine.next_own < engine.end_own and requests[own[engine.next_own]].available_s <= now_s:
+    while engine.next_own < engine.end_own and available_s[own[engine.next_own]] <= now_s:
         if counters[RUNS_LENGTH] + 2 > len(runs):
             return RUNS_FULL
-        enqueue(requests, runs, engine, chains, counters, own[engine.next_own], e)
+        enqueue(requests, shared_tokens, runs, engine, chains, counters, own[engine.next_own], e)
         engine.next_own += 1
     until_s = NEVER
     unit = counters[UNITS_PULLED]
@@ -308,13 +317,13 @@ def act(
             if counters[RUNS_LENGTH] + 2 * (behind - first) > len(runs):
                 return RUNS_FULL
             for place in range(first, behind):
-                enqueue(requests, runs, engine, chains, counters, unit_member[place], e)
+                enqueue(requests, shared_tokens, runs, engine, chains, counters, unit_member[place], e)
             counters[UNITS_PULLED] += 1
             return DONE
         else:
             engine.hungry = False
     if engine.next_own < engine.end_own:
-        until_s = min(until_s, requests[own[engine.next_own]].available_s)
+        until_s = min(until_s, available_s[own[engine.next_own]])
     if engine.running + engine.waiting == 0:
         rest(log, counters, e, engine)
         engine.time_s = until_s
@@ -347,7 +356,7 @@ def act(
     return DONE
 
 
-@compiled
+@inlined
 def cut(engine: Record, base_s: Floats, slope_s: Floats, tokens: int, steps: int, until_s: float) -> None:
     """Plan a jump of ``steps`` steps, or fewer, to the first that ends at ``until_s`` or later."""
     n, kv, clock = engine.decoding, engine.next_kv, engine.tokens % TOKEN
@@ -368,7 +377,7 @@ def cut(engine: Record, base_s: Floats, slope_s: Floats, tokens: int, steps: int
     engine.time_s = begin_s + lasts_s
 
 
-@compiled
+@inlined
 def end(
     requests: Records,
     runs: Records,
@@ -406,12 +415,19 @@ def has_room(engine: Record, request: Record) -> bool:
 
 @compiled
 def enqueue(
-    requests: Records, runs: Records, engine: Record, chains: Ints, counters: Ints, i: int, e: int
+    requests: Records,
+    shared_tokens: Ints,
+    runs: Records,
+    engine: Record,
+    chains: Ints,
+    counters: Ints,
+    i: int,
+    e: int,
 ) -> None:
     """Let request i wait on engine e: at the end, or at the place of its priority."""
     request = requests[i]
     request.engine = e
-    request.shared_blocks = request.shared_tokens // engine.block_tokens if engine.prefix_caching else 0
+    request.shared_blocks = shared_tokens[i] // engine.block_tokens if engine.prefix_caching else 0
     request.own = run_on(runs, counters, request.own, e)
     request.chain = NONE
     if request.shared_blocks > 0:
@@ -490,7 +506,7 @@ def total_gain(engine: Record, steps: int) -> int:
     return int((engine.tokens % TOKEN + steps * engine.rate) // TOKEN)
 
 
-@compiled
+@inlined
 def steps_ahead(requests: Records, engine: Record, heap: Records, phase: Ints, tokens: int) -> int:
     """Steps up to the next request that is due, or fewer if the free blocks do not last that long."""
     engine.rate = tokens
@@ -521,7 +537,7 @@ def first_to_take(engine: Record) -> int:
     return int(-(1 + engine.gained - engine.last_gain + engine.lookahead) % engine.block_tokens)
 
 
-@compiled
+@inlined
 def grown(engine: Record, phase: Ints, further: int) -> int:
     """Blocks that those that decode take for their next token, ``further`` tokens from now.
 
@@ -538,7 +554,7 @@ def grown(engine: Record, phase: Ints, further: int) -> int:
     return int(taken)
 
 
-@compiled
+@inlined
 def holding(requests: Records, engine: Record, i: int, scheduled: bool) -> tuple[int, int]:
     """Blocks that a running request holds, ``scheduled`` in this step or not, and how many can be found."""
     request, size = requests[i], engine.block_tokens
@@ -556,7 +572,7 @@ def holding(requests: Records, engine: Record, i: int, scheduled: bool) -> tuple
     return int(held), int(full if engine.prefix_caching else 0)
 
 
-@compiled
+@inlined
 def step(
     requests: Records,
     runs: Records,
@@ -649,7 +665,7 @@ def step(
         skipped = requests[skipped].run_next
 
 
-@compiled
+@inlined
 def take_or_preempt(
     requests: Records, runs: Records, engine: Record, heap: Records, phase: Ints, stays: Records
 ) -> None:
@@ -669,7 +685,7 @@ def take_or_preempt(
     take(runs, engine, lacking)
 
 
-@compiled
+@inlined
 def make_room(
     requests: Records, runs: Records, engine: Record, heap: Records, phase: Ints, stays: Records, tokens: Ints
 ) -> int:
@@ -703,7 +719,7 @@ def take_in_turn(
             v = victim(requests, engine)
             if v == after:
                 after = requests[v].run_next
-            preempt(requests, runs, engine, heap, phase, stays, v, requests[v].turn == engine.step)
+            preempt(requests, runs, engine, heap, phase, stays, v, requests[v].stay < request.stay)
             if v == i:
                 skipped = after
                 while after != NONE and after != engine.prefilling:
@@ -714,7 +730,6 @@ def take_in_turn(
                 engine.deficit = 0
                 return int(skipped)
         take(runs, engine, need)
-        request.turn = engine.step
         i = after
     engine.deficit = 0
     return NONE
@@ -742,7 +757,7 @@ def due(engine: Record, request: Record, marks: Ints) -> int:
     return int(engine.gained + tokens - request.generated)
 
 
-@compiled
+@inlined
 def start_decode(requests: Records, engine: Record, heap: Records, phase: Ints, marks: Ints, i: int) -> None:
     """From the step just taken on, request i decodes; all its tokens but the last are computed."""
     request = requests[i]
@@ -756,7 +771,7 @@ def start_decode(requests: Records, engine: Record, heap: Records, phase: Ints, 
         engine.deficit += rule(engine, request) - request.held_blocks
 
 
-@compiled
+@inlined
 def stop_decode(requests: Records, engine: Record, heap: Records, phase: Ints, i: int) -> None:
     """Take a request out of those that decode; what it has so far is kept."""
     request = requests[i]
@@ -784,7 +799,7 @@ def settle_deficit(engine: Record, request: Record) -> None:
         engine.deficit -= rule(engine, request) - request.held_blocks
 
 
-@compiled
+@inlined
 def finish(
     requests: Records,
     runs: Records,
@@ -840,7 +855,7 @@ def finish(
     engine.steady = engine.steady and engine.waiting == 0
 
 
-@compiled
+@inlined
 def preempt(
     requests: Records,
     runs: Records,
@@ -870,7 +885,7 @@ def preempt(
     engine.waiting_blocks += blocks_of(engine, tokens_of(requests[i]))
 
 
-@compiled
+@inlined
 def leave(
     requests: Records,
     runs: Records,
@@ -899,7 +914,7 @@ def leave(
     release(runs, engine, request, held, full)
 
 
-@compiled
+@inlined
 def fits(requests: Records, runs: Records, engine: Record) -> bool:
     """Whether there are blocks for all tokens of the first in line; what it finds need not be free."""
     request = requests[engine.wait_head]
@@ -907,7 +922,7 @@ def fits(requests: Records, runs: Records, engine: Record) -> bool:
     return bool(blocks_of(engine, tokens_of(request)) - found + standing <= engine.free)
 
 
-@compiled
+@inlined
 def found_blocks(runs: Records, engine: Record, request: Record) -> tuple[int, int]:
     """Blocks of a waiting request that can be found, and how many of them stand in the free queue."""
     found, standing = 0, 0
@@ -937,7 +952,7 @@ def leftover_at(runs: Records, own: Record, index: int) -> int:
     return int(r)
 
 
-@compiled
+@inlined
 def admit(requests: Records, runs: Records, engine: Record, stays: Records, counters: Ints, e: int) -> None:
     """Let the first in line run; it holds what it finds in the prefix cache."""
     i = engine.wait_head
@@ -975,14 +990,12 @@ def admit(requests: Records, runs: Records, engine: Record, stays: Records, coun
     engine.running += 1
     if np.isnan(request.start_s):
         request.start_s = engine.time_s
-    request.turn = NONE
     request.ran_on = e
     request.stay = counters[STAYS_LENGTH]
     counters[STAYS_LENGTH] += 1
     stay = stays[request.stay]
     stay.request = i
-    stay.engine = e
-    stay.start_s = engine.time_s
+    stay.event = engine.event
 
 
 @compiled
@@ -1022,7 +1035,7 @@ def sort_out_leftovers(runs: Records, engine: Record, counters: Ints, r: int, fi
         leftover = runs[leftover].sibling
 
 
-@compiled
+@inlined
 def compute(requests: Records, runs: Records, engine: Record, i: int, chunk: int) -> None:
     """Compute the next ``chunk`` tokens of a prefill; full blocks of its chain can be found at once."""
     request = requests[i]
@@ -1035,7 +1048,7 @@ def compute(requests: Records, runs: Records, engine: Record, i: int, chunk: int
         chain.blocks = max(chain.blocks, full)
 
 
-@compiled
+@inlined
 def take(runs: Records, engine: Record, blocks: int) -> None:
     """Take blocks from the head of the free queue; what could be found in them is lost, last blocks first."""
     engine.free -= blocks
@@ -1051,7 +1064,7 @@ def take(runs: Records, engine: Record, blocks: int) -> None:
             unlink(runs, engine, engine.queue_head)
 
 
-@compiled
+@inlined
 def release(runs: Records, engine: Record, request: Record, held: int, full: int) -> None:
     """A request gives its blocks back: its own that can be found to the end of the queue, then the chain."""
     engine.blank += held - full
@@ -1069,7 +1082,7 @@ def release(runs: Records, engine: Record, request: Record, held: int, full: int
             append(runs, engine, request.chain)
 
 
-@compiled
+@inlined
 def append(runs: Records, engine: Record, r: int) -> None:
     """Put a run at the end of the free queue."""
     runs[r].previous, runs[r].next = engine.queue_tail, NONE
@@ -1092,7 +1105,7 @@ def insert_before(runs: Records, engine: Record, r: int, after: int) -> None:
         runs[before].next = r
 
 
-@compiled
+@inlined
 def unlink(runs: Records, engine: Record, r: int) -> None:
     """Take a run out of the free queue."""
     before, after = runs[r].previous, runs[r].next
@@ -1106,7 +1119,7 @@ def unlink(runs: Records, engine: Record, r: int) -> None:
         runs[after].previous = before
 
 
-@compiled
+@inlined
 def sift_up(requests: Records, heap: Records, place: int, i: int, key: int) -> int:
     """Put request i, due at ``key``, where it belongs at or above ``place``; returns where."""
     while place > 0:
@@ -1120,7 +1133,7 @@ def sift_up(requests: Records, heap: Records, place: int, i: int, key: int) -> i
     return place
 
 
-@compiled
+@inlined
 def sift_down(requests: Records, heap: Records, size: int, place: int, i: int, key: int) -> None:
     """Put request i, due at ``key``, where it belongs at or below ``place``."""
     while 2 * place + 1 < size:
@@ -1135,7 +1148,7 @@ def sift_down(requests: Records, heap: Records, size: int, place: int, i: int, k
     put(requests, heap, place, i, key)
 
 
-@compiled
+@inlined
 def put(requests: Records, heap: Records, place: int, i: int, key: int) -> None:
     """Request i, due at ``key``, stands at this place of the heap."""
     entry = heap[place]
@@ -1144,7 +1157,7 @@ def put(requests: Records, heap: Records, place: int, i: int, key: int) -> None:
     requests[i].heap_place = place
 
 
-@compiled
+@inlined
 def seconds(
     base_s: Floats, slope_s: Floats, n: int, kv: int, steps: int, tokens: int = TOKEN, clock: int = 0
 ) -> float:
@@ -1216,7 +1229,7 @@ def floor_sum(steps: int, size: int, rate: int, start: int) -> int:
     return total
 
 
-@compiled
+@inlined
 def rest(log: Records, counters: Ints, e: int, engine: Record) -> None:
     """Say in the log that nothing runs from the end of the last step on."""
     if not engine.rests:
@@ -1224,16 +1237,25 @@ def rest(log: Records, counters: Ints, e: int, engine: Record) -> None:
     engine.rests = True
 
 
-@compiled
+@inlined
 def note(
     log: Records, counters: Ints, e: int, engine: Record, time_s: float, running: int, blocks: int
 ) -> None:
     """Log that the next step of engine e runs so many requests, which then hold so many blocks."""
-    entry = log[counters[LOG_LENGTH]]
-    entry.engine = e
+    entry = log[engine.event]
     entry.step = engine.step
     entry.time_s = time_s
-    entry.running = running
-    entry.kv_tokens = blocks * engine.block_tokens
-    counters[LOG_LENGTH] += 1
+    entry.use = blocks * engine.log_width + running
+    engine.event += 1
+    if engine.event % PAGE == 0:
+        engine.event = new_page(log, counters, e)
     engine.rests = False
+
+
+@compiled
+def new_page(log: Records, counters: Ints, e: int) -> int:
+    """A new page of the log, for engine e; returns its first entry."""
+    at = int(counters[PAGES]) * PAGE
+    counters[PAGES] += 1
+    log[at].step = e
+    return at + 1

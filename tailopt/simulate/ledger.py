@@ -330,16 +330,19 @@ class Ledger:
         self._left = int((~over).sum())
         self.watch = self._watch(plan)
 
+        over_s = np.maximum(clock_s, self.trace.arrival_s[request])[over]
+        leaving = request[running & ~stays]
         queued = ~over & ~stays
+        del position, limit, source, generated, clock_s  # of many requests, the memory is for what follows
         self.available_s[request[queued]] = made_equal(self.available_s[request[queued]])
         by_time = plan.order[np.argsort(self.available_s[request][plan.order], kind="stable")]
         by_time = by_time[queued[by_time]]
         shared = request[by_time[to[by_time] == SHARED_QUEUE]]
         member, start, unit_s = units(shared, self.trace.group, self.available_s, atomic=plan.atomic)
         return Orders(
-            leaving=request[running & ~stays],
+            leaving=leaving,
             over=request[over],
-            over_s=np.maximum(clock_s, self.trace.arrival_s[request])[over],
+            over_s=over_s,
             opened=opened,
             queue=self._own_queues(request[by_time], to[by_time]),
             unit_member=member,

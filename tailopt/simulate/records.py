@@ -27,15 +27,12 @@ REQUEST = np.dtype(
         ("kv_sent", np.bool_),  # the KV of all its tokens but the last has been sent to its engine
         ("preemptions", np.int32),
         ("group", np.int32),
-        ("shared_tokens", np.int64),  # leading tokens in blocks that it shares with its group
-        ("shared_blocks", np.int64),  # those blocks on its engine
+        ("shared_blocks", np.int64),  # leading blocks on its engine that it shares with its group
         ("chain", np.int32),  # run of its group's blocks on its engine, or NONE
         ("own", np.int32),  # run of its own blocks on its engine, first of its runs on all engines
         ("odd_step", np.int64),  # the step before which the two below say what it holds, as no rule does
         ("held_blocks", np.int64),
         ("full_blocks", np.int64),
-        ("turn", np.int64),  # the step in which it was given blocks one by one
-        ("available_s", np.float64),
         ("start_s", np.float64),
         ("first_token_s", np.float64),
         ("finish_s", np.float64),
@@ -94,6 +91,8 @@ ENGINE = np.dtype(
         ("in_step", np.bool_),  # or in a jump
         ("done", np.bool_),  # has nothing to do, and nothing to wait for
         ("rests", np.bool_),  # its last entry in the log says that nothing runs
+        ("event", np.int64),  # where its next entry in the log will stand
+        ("log_width", np.int64),  # see LOG
         ("jump", np.int64),  # steps of the jump it is in, 0 for a single step
         ("rate", np.int64),  # what its requests gain in each of them, in units of 1 / TOKEN
         ("step", np.int64),  # steps taken
@@ -105,23 +104,21 @@ ENGINE = np.dtype(
     ],
     align=True,
 )
+# Events and stays may be ten times as many as requests, so these are small. The log stands on pages of
+# kernel.PAGE entries, each of one engine, whose number the first entry of the page has as its step.
 LOG = np.dtype(
     [
-        ("engine", np.int64),
         ("step", np.int64),
         ("time_s", np.float64),
-        ("running", np.int64),
-        ("kv_tokens", np.int64),
-    ],
-    align=True,
+        ("use", np.int64),  # blocks * width + running, where width is more than can run
+    ]
 )
-STAY = np.dtype(
-    [("request", np.int64), ("engine", np.int64), ("start_s", np.float64), ("end_s", np.float64)], align=True
-)
+# ``event``: where the log has the step in which it began, hence where and when
+STAY = np.dtype([("request", np.int32), ("event", np.int32), ("end_s", np.float64)])
 
 DONE, LOG_FULL, STAYS_FULL, HEAP_FULL, RUNS_FULL, REVIEW = 0, 1, 2, 3, 4, 5
 NONE = -1
 NEVER = np.inf
 
-UNITS_PULLED, LOG_LENGTH, STAYS_LENGTH, RUNS_LENGTH, UNFINISHED, PASSED, IDLE = 0, 1, 2, 3, 4, 5, 6
-COUNTERS = 7  # places: of the shared queue, of log, stays and runs in use; and what was crossed
+UNITS_PULLED, PAGES, STAYS_LENGTH, RUNS_LENGTH, UNFINISHED, PASSED, IDLE = 0, 1, 2, 3, 4, 5, 6
+COUNTERS = 7  # places: of the shared queue, of pages of the log, stays and runs in use; and what was crossed

@@ -9,8 +9,10 @@ from tailopt.run import EngineLog, Run, Stays
 from tailopt.simulate import kernel
 from tailopt.simulate import records as r
 from tailopt.simulate.instants import SLACK
+from tailopt.simulate.kernel import PAGE
 from tailopt.simulate.ledger import Ledger, Orders, Snapshot
 from tailopt.simulate.line_table import lines_of
+from tailopt.simulate.packed import PackedLog, PackedStays
 from tailopt.trace import Trace
 
 
@@ -63,17 +65,12 @@ class SimulatedBackend:
         n = trace.n_requests
         self._ledger, self._n = Ledger(trace, fleet), n
         blank = np.zeros(1, dtype=r.REQUEST)
-        for none in ("engine", "ran_on", "stay", "chain", "own", "odd_step", "turn"):
+        for none in ("engine", "ran_on", "stay", "chain", "own", "odd_step"):
             blank[none] = r.NONE
         for time in ("start_s", "first_token_s", "finish_s"):
             blank[time] = np.nan
         self._requests = np.repeat(blank, n)
-        for column, values in (
-            ("prompt_tokens", trace.context_tokens),
-            ("group", trace.group),
-            ("shared_tokens", self._ledger.shared_tokens),
-        ):
-            self._requests[column] = values
+        self._requests["prompt_tokens"], self._requests["group"] = trace.context_tokens, trace.group
         self._runs = np.empty(2 * n + 64, dtype=r.RUN)
         self._chains = np.full(int(trace.group.max()) + 1, r.NONE)
         self._engines = np.zeros(0, dtype=r.ENGINE)
@@ -81,7 +78,8 @@ class SimulatedBackend:
         sizes = [shape.block_tokens for shape in fleet.profile.shapes.values()]
         self._phases = np.zeros((0, max(sizes)), dtype=np.int64)
         # much more than most batches need: memory that is never written to is never taken
-        self._log, self._stays = np.empty(16 * n + 64, dtype=r.LOG), np.empty(8 * n + 64, dtype=r.STAY)
+        self._log = np.empty((16 * n // PAGE + 2 * len(fleet.engines) + 2) * PAGE, dtype=r.LOG)
+        self._stays = np.empty(8 * n + 64, dtype=r.STAY)
         self._counters, self._clock = np.zeros(r.COUNTERS, dtype=np.int64), np.zeros(1)
 
     def start(self, plan: Plan) -> None:
@@ -117,15 +115,22 @@ class SimulatedBackend:
         """What happened."""
         while kernel.last_notes(self._engines, self._log, self._counters) != r.DONE:
             self._log = _longer(self._log)
-        log = _by_engine(self._log[: self._counters[r.LOG_LENGTH]])
-        stays, requests = self._stays[: self._counters[r.STAYS_LENGTH]], self._requests
+        del self._runs, self._heaps  # their memory is for the columns below
+        requests = self._requests
+        log = PackedLog(
+            self._log.reshape(-1, PAGE)[: self._counters[r.PAGES]],
+            self._n + 1,
+            self._engines["event"],
+            self._engines["block_tokens"],
+        )
+        stays = PackedStays(self._stays[: self._counters[r.STAYS_LENGTH]], log)
         return self._ledger.run(
             "simulated",
             engine=requests["ran_on"].astype(np.int64),
             output_tokens=requests["generated"].copy(),
             preemptions=requests["preemptions"].astype(np.int64),
-            log=EngineLog(**{name: log[name] for name in log.dtype.names or ()}),
-            stays=Stays(**{name: stays[name] for name in stays.dtype.names or ()}),
+            log=EngineLog.made_by(log.column),
+            stays=Stays.made_by(stays.column),
             **{name: requests[name].copy() for name in ("start_s", "first_token_s", "finish_s")},
         )
 
@@ -145,7 +150,6 @@ class SimulatedBackend:
         self._marks, self._passed = watch.tokens, np.zeros(len(watch.tokens), dtype=np.int64)
 
         requests["limit"], requests["position"] = ledger.limit, ledger.position
-        requests["available_s"] = ledger.available_s
         requests["kv_sent"] = (ledger.kv_sent_to != r.NONE) & (requests["stay"] == r.NONE)
         requests["mark"] = np.searchsorted(watch.tokens, requests["generated"], side="right")
         engines = self._engines
@@ -188,6 +192,7 @@ class SimulatedBackend:
             "prefilling",
         ):
             new[none] = r.NONE
+        new["event"], new["log_width"] = self._first_events(numbers), self._n + 1
         new["time_s"] = new["ready_s"] = [ledger.open_s[e] for e in numbers]
         self._engines = np.concatenate([self._engines, new])
         self._engines["kind"] = self._lines.shape
@@ -199,12 +204,23 @@ class SimulatedBackend:
         )
         self._phases = np.concatenate([self._phases, np.zeros((len(new), self._phases.shape[1]), np.int64)])
 
+    def _first_events(self, numbers: range) -> Ints:
+        """A page of the log for each new engine."""
+        pages = self._counters[r.PAGES] + np.arange(len(numbers))
+        self._counters[r.PAGES] += len(numbers)
+        while self._counters[r.PAGES] * PAGE > len(self._log):
+            self._log = _longer(self._log)
+        self._log["step"][pages * PAGE] = numbers
+        first: Ints = pages * PAGE + 1
+        return first
+
     def _advance(self) -> int:
-        lines = self._lines
+        ledger, lines = self._ledger, self._lines
         code = kernel.run(
-            self._requests, self._runs, self._engines, self._heaps, self._phases, self._chains, self._own,
-            self._limits, *self._units, self._log, self._stays, self._counters, self._clock, self._marks,
-            self._passed, self._watch, lines.base_s, lines.slope_s, lines.pieces, lines.tokens,
+            self._requests, ledger.available_s, ledger.shared_tokens, self._runs, self._engines, self._heaps,
+            self._phases, self._chains, self._own, self._limits, *self._units, self._log, self._stays,
+            self._counters, self._clock, self._marks, self._passed, self._watch, lines.base_s, lines.slope_s,
+            lines.pieces, lines.tokens,
         )  # fmt: skip
         return int(code)
 
@@ -237,17 +253,6 @@ def _longer(table: r.Records) -> r.Records:
     longer = np.empty(2 * len(table), dtype=table.dtype)
     longer[: len(table)] = table
     return longer
-
-
-def _by_engine(log: r.Records) -> r.Records:
-    """The log engine by engine, in place; it is so already if no two of them had to be taken by turns."""
-    engine = log["engine"]
-    if (engine[1:] < engine[:-1]).any():
-        few = engine.max() < 2**15  # then numpy sorts by radix
-        order = np.argsort(engine.astype(np.int16 if few else np.int32), kind="stable")
-        for name in log.dtype.names or ():
-            log[name] = log[name][order]
-    return log
 
 
 def _wider(heaps: r.Records, width: int) -> r.Records:

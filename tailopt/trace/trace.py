@@ -121,7 +121,7 @@ class Trace:
             source=source,
             prompt=np.repeat(np.arange(len(groups)), sizes),
             prompt_ids=tuple(str(i) for i in range(len(groups))),
-            sample=np.concatenate([np.arange(size) for size in sizes]) if n else np.zeros(0, np.int64),
+            sample=np.arange(n) - np.repeat(np.cumsum(sizes) - sizes, sizes),
             prompt_tokens=np.repeat(per_group, sizes),
             output_tokens=np.array([length for group in groups for length in group]),
             capped=np.zeros(n, np.bool_),
