@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -18,9 +19,11 @@ from tailopt.engine.step_time import Affine
 from tailopt.plan import View
 from tailopt.policies import resolve_policy
 from tailopt.policies.units import plan_units
+from tailopt.predict.prompt_distribution import prompt_distribution
 from tailopt.simulate import simulate
 from tailopt.trace import Trace
-from tailopt.trace.transforms import sample_batches
+from tailopt.trace.catalogue import load_bundled
+from tailopt.trace.transforms import Batch, sample_batches
 
 ROOT = Path(__file__).parent.parent
 CLOSED_LOOP = ROOT / "papers" / "closed_loop"
@@ -161,11 +164,15 @@ def test_best_k_goes_on_where_it_was_and_gives_the_numbers_of_its_page(
         assert cell["ratio"]["lower_s"] == pytest.approx(of_page["ratio"]["lower_s"][:3], abs=2e-4)
 
 
-def test_redrawn_samples_are_those_of_the_prompt() -> None:
-    not_knowing = loaded("not_knowing_table", ROOT / "papers" / "not_knowing" / "table.py")
+@pytest.fixture(scope="module")
+def lengths() -> ModuleType:
+    return loaded("lengths", ROOT / "papers" / "not_knowing" / "lengths.py")
+
+
+def test_redrawn_samples_are_those_of_the_prompt(lengths: ModuleType) -> None:
     trace = Trace.of([[3, 5, 8, 8], [20, 30, 10, 40], [1, 2, 2, 9]])
     (batch,) = sample_batches(trace, batches=1, prompts=2, samples=2, seed=3)
-    drawn = not_knowing.redrawn(batch, 4000)
+    drawn = lengths.redrawn(batch, 4000)
     assert drawn.shape == (4000, 4)
     for prompt, name in enumerate(batch.trace.prompt_ids):
         every = np.sort(trace.output_tokens[trace.prompt == int(name)])
@@ -176,8 +183,93 @@ def test_redrawn_samples_are_those_of_the_prompt() -> None:
         assert set(mine.ravel().tolist()) == set(every.tolist())
 
 
-def test_how_close_one_can_come_is_the_mean_over_traces() -> None:
+def gpqa(prompts: int = 16) -> Batch:
+    trace = load_bundled("gpqa-deepseek-reasoner")
+    (batch,) = sample_batches(trace, batches=1, prompts=prompts, samples=4, seed=3)
+    return batch
+
+
+def test_the_varied_model_starts_at_the_predictors(lengths: ModuleType) -> None:
+    batch = gpqa()
+    drawn = [draw(batch, np.random.default_rng(1)) for draw in (lengths.varied, prompt_distribution)]
+    np.testing.assert_array_equal(*drawn)
+
+
+def test_parts_of_the_model_do_what_they_say(lengths: ModuleType) -> None:
+    batch, top = gpqa(), float(gpqa().history.output_tokens.max())
+
+    def drawn(**parts: float) -> np.ndarray:
+        return lengths.varied(batch, np.random.default_rng(1), scenarios=3000, **parts)
+
+    free = drawn(ceiling=np.inf)
+    assert free.max() > top == drawn().max()
+    assert drawn(ceiling=1.25).max() == np.rint(1.25 * top)
+    smooth = drawn(smooth=True)
+    assert (smooth <= free).all()
+    assert top * 0.95 < smooth.max() <= top
+    short = free < top / 3
+    np.testing.assert_allclose(smooth[short], free[short], rtol=1e-3, atol=1)
+    longer, logs = drawn(jumps=0.01, ceiling=np.inf) / free, np.log(free)
+    assert 0.007 < (longer > 1.05).mean() < 0.013
+    wide, skewed = np.log(drawn(spread=2.0, ceiling=np.inf)), np.log(drawn(skew=0.3, ceiling=np.inf))
+    np.testing.assert_allclose(skewed.mean(axis=0), logs.mean(axis=0), atol=0.05)
+    np.testing.assert_allclose(skewed.std(axis=0), logs.std(axis=0), rtol=0.1)
+    assert (skew(skewed) - skew(logs)).min() > 0.05
+    assert (wide.std(axis=0) > 1.5 * logs.std(axis=0)).all()
+
+
+def skew(values: np.ndarray) -> np.ndarray:
+    away = values - values.mean(axis=0)
+    return (away**3).mean(axis=0) / (away**2).mean(axis=0) ** 1.5
+
+
+def test_borrowed_lengths_lie_about_their_own_prompts_history(lengths: ModuleType) -> None:
+    batch, names = gpqa(), lengths.OTHERS[:3]
+    drawn = lengths.borrowed(batch, np.random.default_rng(0), scenarios=2000, names=names)
+    again = lengths.borrowed(batch, np.random.default_rng(0), scenarios=2000, names=names)
+    np.testing.assert_array_equal(drawn, again)
+    top = batch.history.output_tokens.max()
+    assert drawn.shape == (2000, 64)
+    assert drawn.min() >= 1
+    assert drawn.max() <= top
+    logs, past = np.log(drawn), np.log(batch.history.output_tokens)
+    for prompt in range(16):
+        mine, own = batch.trace.prompt == prompt, past[batch.history_prompt == prompt]
+        if np.exp(own.max()) < top / 3:  # far from the ceiling
+            assert np.median(logs[:, mine]) == pytest.approx(own.mean(), abs=0.25)
+        columns = logs[:, mine] - logs[:, mine].mean()
+        assert columns.mean(axis=0) == pytest.approx(np.zeros(4), abs=0.05)  # exchangeable
+    alike = dict(zip(names, map(lengths.lenders_of, names), strict=True))
+    assert all(each.followed.shape == (len(each.alike), lengths.SAMPLES) for each in alike.values())
+    assert all(abs(each.followed.mean()) < 0.05 < 0.9 < each.followed.std() < 1.4 for each in alike.values())
+
+
+def test_a_batchs_own_trace_lends_nothing(lengths: ModuleType) -> None:
+    batch, rng = gpqa(), np.random.default_rng
+    names = (batch.trace.name, *lengths.OTHERS[:2])
+    own, none = (lengths.borrowed(batch, rng(0), scenarios=9, names=asked) for asked in (names, names[1:]))
+    np.testing.assert_array_equal(own, none)
+
+
+def test_calibration_of_a_true_model(lengths: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the truth is drawn from the model, shares beyond a quantile are one minus it."""
+    monkeypatch.syspath_prepend(str(ROOT / "papers" / "not_knowing"))
+    models = loaded("not_knowing_models", ROOT / "papers" / "not_knowing" / "models.py")
+    batch = gpqa(32)
+    truths = lengths.varied(batch, np.random.default_rng(8), scenarios=60).astype(np.int64)
+    shares = [
+        models.beyond(replace(batch, trace=replace(batch.trace, output_tokens=truth)), lengths.varied)
+        for truth in truths
+    ]
+    # the ceiling has weight, which counts as not beyond
+    assert (np.abs(np.mean(shares, axis=0) - [0.5, 0.1, 0.01]) < [0.04, 0.03, 0.006]).all()
+    assert models.longest(np.array([[3, 9, 4, 1]]), np.array([1, 0, 1, 0])).tolist() == [[9, 4]]
+
+
+def test_how_close_one_can_come_is_the_mean_over_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "papers" / "not_knowing"))
     not_knowing = loaded("not_knowing_table", ROOT / "papers" / "not_knowing" / "table.py")
-    names = ("price, at least", "price, at most", "redrawn: price, at least", "redrawn: price, at most")
-    rows = [[dict(zip(names, start + np.array([0.0, 0.1, 0.2, 0.3]), strict=True))] for start in (1.0, 1.1)]
-    assert re.findall(r"\d\.\d+", not_knowing.closest(rows)) == ["1.050", "1.150", "1.250", "1.350"]
+    ends = [f"{of}price, at {end}" for of in ("", "borrowed: ", "redrawn: ") for end in ("least", "most")]
+    rows = [[dict(zip(ends, start + np.arange(6) / 10, strict=True))] for start in (1.0, 1.1)]
+    said = ["1.050", "1.150", "1.250", "1.350", "1.450", "1.550"]
+    assert re.findall(r"\d\.\d+", not_knowing.closest(rows)) == said

@@ -214,6 +214,60 @@ def test_scenarios_with_little_history() -> None:
         prompt_distribution(batch_of(Trace.of([[100]])), np.random.default_rng(0), scenarios=0)
 
 
+HISTORIES = st.lists(
+    st.lists(st.integers(1, 10**5), min_size=1, max_size=5)
+    | st.integers(1, 10**5).map(lambda length: [length] * 4),
+    min_size=3,
+    max_size=3,
+)
+
+
+@given(HISTORIES, st.integers(0, 2**32 - 1))
+def test_scenarios_depend_on_the_seed_and_not_on_the_order_of_the_history(
+    history: list[list[int]], seed: int
+) -> None:
+    def drawn(rows: list[list[int]]) -> np.ndarray:
+        return prompt_distribution(batch_of(Trace.of(rows)), np.random.default_rng(seed), scenarios=30)
+
+    found = drawn(history)
+    np.testing.assert_array_equal(found, drawn(history))
+    np.testing.assert_allclose(found, drawn([rows[::-1] for rows in history]), rtol=1e-6, atol=1.0)
+    assert found.shape == (30, 6)
+    assert found.min() >= 1
+    assert found.max() <= max(map(max, history))
+    assert (found == np.rint(found)).all()
+
+
+@given(HISTORIES, st.sampled_from([2, 10]), st.integers(0, 2**32 - 1))
+def test_scenarios_scale_with_the_history(history: list[list[int]], factor: int, seed: int) -> None:
+    """As long as no length is cut at one token, only the unit of length changes."""
+
+    def drawn(unit: int) -> np.ndarray:
+        scaled = [[length * unit * 100 for length in rows] for rows in history]
+        return prompt_distribution(batch_of(Trace.of(scaled)), np.random.default_rng(seed), scenarios=30)
+
+    small, large = drawn(1), drawn(factor)
+    inner = small > 1
+    np.testing.assert_allclose(large[inner], factor * small[inner], rtol=1e-5, atol=factor)
+
+
+def test_samples_of_a_prompt_are_exchangeable() -> None:
+    history = Trace.of([[100, 130, 110, 400], [1000, 700, 900, 800], [5000, 8000, 6000, 5500]])
+    logs = np.log(prompt_distribution(batch_of(history), np.random.default_rng(0), scenarios=20_000))
+    first, second = logs[:, ::2], logs[:, 1::2]
+    np.testing.assert_allclose(first.mean(axis=0), second.mean(axis=0), atol=0.03)
+    np.testing.assert_allclose(first.std(axis=0), second.std(axis=0), rtol=0.05)
+    longer = (first > second).mean(axis=0) + (first == second).mean(axis=0) / 2
+    np.testing.assert_allclose(longer, 0.5, atol=0.015)
+
+
+def test_histories_without_spread_are_repeated() -> None:
+    """Prompts whose samples are all equal tell that lengths do not vary."""
+    same = Trace.of([[100] * 4, [1000] * 4, [5000] * 4])
+    drawn = prompt_distribution(batch_of(same), np.random.default_rng(0), scenarios=50)
+    np.testing.assert_allclose(drawn, np.tile([100, 100, 1000, 1000, 5000, 5000], (50, 1)), atol=1)
+
+
 def test_policy_takes_scenarios_from_the_predictor() -> None:
     trace = load_bundled("gpqa-gpt-5.2-xhigh")
     (batch,) = sample_batches(trace, batches=1, prompts=12, samples=4, seed=1)

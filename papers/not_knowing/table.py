@@ -13,8 +13,9 @@ import time
 from dataclasses import replace
 
 import numpy as np
+from lengths import borrowed, redrawn
 
-from tailopt.arrays import Floats, Ints
+from tailopt.arrays import Floats
 from tailopt.compare import t_interval
 from tailopt.engine.profile import EngineProfile, ShapeProfile
 from tailopt.engine.step_time import Affine, Power, StepTime
@@ -83,23 +84,6 @@ def ratios(batch: Batch, fleet: Fleet, scenarios: int) -> dict[str, float]:
     return found
 
 
-def redrawn(batch: Batch, scenarios: int) -> Ints:
-    """``[scenarios, n]`` lengths, had other samples of each prompt been drawn for the batch.
-
-    All samples of a prompt, those of the batch and those of its history, are equally likely to be drawn. So a
-    plan for these scenarios knows every length that a prompt has in the trace, and not which ones come.
-    """
-    assert batch.history is not None
-    rng = np.random.default_rng([batch.seed, 1])
-    lengths = np.empty((scenarios, batch.trace.n_requests), dtype=np.int64)
-    for prompt in range(batch.trace.n_prompts):
-        mine = np.flatnonzero(batch.trace.prompt == prompt)
-        past = batch.history.output_tokens[batch.history_prompt == prompt]
-        known = np.tile(np.append(batch.trace.output_tokens[mine], past), (scenarios, 1))
-        lengths[:, mine] = rng.permuted(known, axis=1)[:, : len(mine)]
-    return lengths
-
-
 def bounds(batch: Batch, fleet: Fleet) -> dict[str, float]:
     """The sample-average problem's certificate, and its plan on fresh scenarios."""
     drawn = resolve_predictor("prompt_distribution").scenarios(batch)
@@ -111,6 +95,8 @@ def bounds(batch: Batch, fleet: Fleet) -> dict[str, float]:
     known_lower_s, known_upper_s = found.clairvoyant_s
     own = StochasticProblem(batch.trace, fleet, redrawn(batch, len(drawn)), atomic=True)
     knowing = solve_stochastic(own)
+    lent = borrowed(batch, np.random.default_rng([batch.seed, 2]), scenarios=len(drawn))
+    borrowing = solve_stochastic(StochasticProblem(batch.trace, fleet, lent.astype(np.int64), atomic=True))
     return {
         "gap": found.gap,
         "gap to clairvoyant bound": found.upper_s / known_lower_s - 1,
@@ -118,6 +104,9 @@ def bounds(batch: Batch, fleet: Fleet) -> dict[str, float]:
         "price, at most": found.price[1],
         "fresh over seen": float(unseen.makespans_s(found.plan).mean()) / found.upper_s,
         "clairvoyant gap": known_upper_s / known_lower_s - 1,
+        "borrowed: gap": borrowing.gap,
+        "borrowed: price, at least": borrowing.price[0],
+        "borrowed: price, at most": borrowing.price[1],
         "redrawn: gap": knowing.gap,
         "redrawn: price, at least": knowing.price[0],
         "redrawn: price, at most": knowing.price[1],
@@ -128,13 +117,17 @@ def bounds(batch: Batch, fleet: Fleet) -> dict[str, float]:
 def closest(rows: list[list[dict[str, float]]]) -> str:
     """How close a fixed plan can come to the clairvoyant, in the mean over traces and their batches."""
 
-    def mean(name: str) -> str:
-        return f"{np.mean([np.mean([row[name] for row in batches]) for batches in rows]):.3f}"
+    def interval(prefix: str) -> str:
+        low, high = (
+            np.mean([np.mean([row[f"{prefix}price, at {end}"] for row in batches]) for batches in rows])
+            for end in ("least", "most")
+        )
+        return f"{low:.3f} (the one found is within {high:.3f})"
 
     return (
-        f"no fixed plan can be below {mean('price, at least')} x clairvoyant over the scenarios of the model "
-        f"(the one found is within {mean('price, at most')}), nor below {mean('redrawn: price, at least')} "
-        f"over those redrawn from the prompts' own samples (within {mean('redrawn: price, at most')}); "
+        f"no fixed plan can be below {interval('')} x clairvoyant over the scenarios of the model, nor below "
+        f"{interval('borrowed: ')} over those borrowed from other traces, nor below {interval('redrawn: ')} "
+        f"over those redrawn from the prompts' own samples; "
         f"mean of {len(rows)} traces, {len(rows[0])} batches each"
     )
 
