@@ -60,7 +60,7 @@ from tailopt.simulate.records import (
 )
 
 PAGE = 64
-"""Entries on a page of the log. Compiled code is kept as long as this file is the same, so it stands here."""
+"""Entries on a page of the log; here, as the compiled code is kept while this file stays the same."""
 
 
 @compiled
