@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from strategies import fleet_of, fleets, step_times, traces
+from strategies import fleet_of, fleets, plans, step_times, traces
 
 from tailopt.engine.step_time import Affine, MaxAffine
+from tailopt.errors import InputError
 from tailopt.oracle.admission import admit, timed, with_queues
 from tailopt.oracle.bound_and_fill import staircase
 from tailopt.oracle.check import check
@@ -66,6 +67,33 @@ def test_one_engine_is_certified(data: st.DataObject) -> None:
     assert best_s <= certificate.upper_s * SLACK
 
 
+@settings(max_examples=EXAMPLES // 2, deadline=None)
+@given(st.data())
+def test_no_limits_that_follow_finishes_beat_the_bounds(data: st.DataObject) -> None:
+    """Every argument is about any admission, so it holds however the limits change."""
+    trace = data.draw(traces(most_groups=4, most_samples=2, longest=9, prompts=6))
+    problem = Problem(trace, data.draw(fleets(trace, step_times(), most_engines=2)))
+    certificates = [staircase(problem), kinds(problem, time_limit_s=0.05), solve(problem, time_limit_s=0.05)]
+    for certificate in certificates:
+        check(certificate, problem)
+    for _ in range(20):
+        plan = data.draw(plans(trace, problem.fleet, shared=False))
+        seconds = simulate(trace, problem.fleet, replace(plan, atomic=False)).makespan_s
+        for certificate in certificates:
+            assert certificate.lower_s <= seconds * SLACK
+
+
+def test_a_plan_with_limits_that_follow_finishes_is_checked_as_it_is() -> None:
+    problem = slow_prefill(100.0)
+    certificate = solve(problem)
+    assert any(engine.limits for engine in certificate.plan.engines)
+    check(certificate, problem)
+    engines = tuple(replace(engine, limits=()) for engine in certificate.plan.engines)
+    other = replace(certificate, plan=replace(certificate.plan, engines=engines))
+    with pytest.raises(InputError, match="the plan takes"):
+        check(other, problem)
+
+
 def test_a_convex_step_time_is_faster_in_turns() -> None:
     """Beyond the kink each request costs a second a step: better eight together than all sixteen."""
     tau = MaxAffine(((1.0, 0.0, 0.0), (-31.0, 4.0, 0.0)))
@@ -76,10 +104,14 @@ def test_a_convex_step_time_is_faster_in_turns() -> None:
     assert solve(problem).upper_s == pytest.approx(found.seconds)
 
 
+def slow_prefill(prefill_tokens_per_s: float) -> Problem:
+    shape = replace(CROWDED.fleet.profile.shape(1), prefill_tokens_per_s=prefill_tokens_per_s)
+    profile = replace(CROWDED.fleet.profile, shapes={1: shape})
+    return replace(CROWDED, fleet=replace(CROWDED.fleet, profile=profile))
+
+
 def test_a_limit_avoids_recompute() -> None:
-    slow = CROWDED.fleet.profile.shape(1)
-    profile = replace(CROWDED.fleet.profile, shapes={1: replace(slow, prefill_tokens_per_s=100.0)})
-    problem = replace(CROWDED, fleet=replace(CROWDED.fleet, profile=profile))
+    problem = slow_prefill(100.0)
     requests = np.arange(60)
     found = admit(problem, 0, requests)
     seconds, _, preempted = timed(problem, 0, np.argsort(-problem.trace.output_tokens[requests]), None)

@@ -131,6 +131,24 @@ def test_shared_queue(engines: VllmEngines, undisturbed: list[list[int]], tmp_pa
     assert len(set(run.engine.tolist())) == 2
 
 
+def test_a_limit_follows_the_finished_requests(
+    engines: VllmEngines, undisturbed: list[list[int]], tmp_path: Path
+) -> None:
+    """vLLM lets in and holds back as the simulator does, step by step."""
+
+    def held_back(view: View) -> Plan:
+        first, *rest = view.fleet.engines
+        first = replace(first, max_running=3, limits=((1, 2), (3, 1), (5, 2)))
+        return Plan((first, *rest), np.zeros(view.n_requests, dtype=int), np.arange(view.n_requests))
+
+    run, record = play(BATCH, ROOMY, held_back, engines, tmp_path)
+    predicted = simulate_reference(BATCH, run.fleet, run.plan)
+    for column in ("step", "running"):
+        said, done = (getattr(one.log, column)[one.log.engine == 0] for one in (predicted, run))
+        assert np.array_equal(said, done), column
+    assert record.ledger().tokens == undisturbed
+
+
 def test_a_move_changes_no_token(engines: VllmEngines, undisturbed: list[list[int]], tmp_path: Path) -> None:
     """Abort, verified, and resubmission with what was generated: the tokens of an undisturbed run."""
 

@@ -10,6 +10,8 @@ something for each request, are at most T":
 - **concave** functions below the kind's step time, where it depends on how many longer requests are there,
   and **crowds**, which divide such a function between the longest requests and the cache (same module).
 
+Both hold for any order of admission and any limits, also those that follow finishes.
+
 Let :math:`V_k(p)` be at least the prices that such an engine can collect,
 
 .. math:: V_k(p) = \max_b \min_\lambda \Big[ \sum_q \lambda_q (T - \text{const}_q(p))

@@ -6,6 +6,9 @@ and R the seconds in which it computes again what preemption lost,
 
 .. math:: T \ge a s + \sum_{i \in S} (b L_i + c A_i) + P + R .
 
+None of the rows asks in which order requests are admitted or under which limits, be they fixed or follow the
+requests that finish (:attr:`tailopt.plan.Engine.limits`): they bound every admission.
+
 **Longest.** :math:`s \ge \ell`.
 
 **Capacity, with a head start.** In the first :math:`\kappa \le \ell` steps request i gains at most
