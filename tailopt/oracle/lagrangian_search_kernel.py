@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from tailopt.arrays import Floats, Ints
-from tailopt.oracle.lagrangian_kernel import fold
+from tailopt.oracle.lagrangian_kernel import fold, take, worth_of
 
 REFUTED, FOUND, GIVEN_UP = 0, 1, 2
 
@@ -31,46 +31,41 @@ def rests(
         start: ``[places + 2]`` where the rows of each i = 0 .. places start, one for each r.
         rest: ``[rows, k, classes + 1]`` written; row ``start[i] + r`` is that of i and r.
     """
-    minorants, n, ranks = cost_s.shape
+    n, ranks = label.shape
     k_max, last = len(multiplier), rest.shape[2] - 1
-    most = np.full((ranks + 1, k_max, last + 1), -np.inf)
-    most[:, :, 0] = 0.0
+    most = np.full((ranks + 1, last + 1, k_max), -np.inf)
+    most[:, 0, :] = 0.0
     top = np.zeros(ranks + 1, np.int64)  # the largest label reached, but for the last
+    source, gain = np.empty((last + 1, k_max)), np.empty((last + 1) * k_max)
+    marks = np.empty((last + 1) * k_max, np.uint8)
     places = len(start) - 2
     if n <= places:
-        for r in range(start[n + 1] - start[n]):
-            rest[start[n] + r] = most[r]
+        write(most, rest[start[n] : start[n + 1]])
     for i in range(n - 1, -1, -1):
         deepest = min(most_before[i], ranks)
         fold(most[: min(deepest + 1, ranks) + 1], top, label[i])
         for r in range(1, deepest + 1):
             column, after = min(r, ranks - 1), min(r + 1, ranks)
             step = min(label[i, column], last)
-            there = most[after].copy() if r == after else most[after]
+            labels = max(0, min(top[after], last - 1 - step) + 1)
             for k in range(k_max):
-                gain = price[i]
-                for q in range(minorants):
-                    gain -= multiplier[k, q] * cost_s[q, i, column]
-                add(there[k], most[r, k], gain, step, top[after])
+                gain[k] = worth_of(price[i], multiplier[k], cost_s[:, i, column])
+            there = most[after]
+            if r == after:
+                source[: top[r] + 1], source[last] = there[: top[r] + 1], there[last]
+                there = source
+            take(there, most[r], marks, gain, step, labels, top[after])
             top[r] = max(top[r], min(last - 1, top[after] + step))
         if i <= places:
-            for r in range(start[i + 1] - start[i]):
-                rest[start[i] + r] = most[r]
+            write(most, rest[start[i] : start[i + 1]])
 
 
-@njit(cache=True, fastmath={"nnan", "nsz"})
-def add(after: Floats, here: Floats, gain: float, step: int, top: int) -> None:
-    """Raise ``here[b]`` to ``after[b - step] + gain`` where that is more; the last b holds all beyond."""
-    last = len(here) - 1
-    count = max(0, min(top, last - 1 - step) + 1)
-    raised = here[step : step + count]
-    for b in range(count):
-        with_it, without = after[b] + gain, raised[b]
-        raised[b] = with_it if with_it > without else without
-    best = after[last]
-    for b in range(max(0, last - step), top + 1):
-        best = max(best, after[b])
-    here[last] = max(here[last], best + gain)
+@njit(cache=True)
+def write(most: Floats, rows: Floats) -> None:
+    """Rows of ``most``, by multiplier and then by label."""
+    for r in range(len(rows)):
+        for k in range(rows.shape[1]):
+            rows[r, k] = most[r, :, k]
 
 
 @njit(cache=True, fastmath={"nnan", "nsz"})  # a maximum may be taken in any order
