@@ -77,6 +77,7 @@ CLOSE = 3e-10  # share of the makespan at hand at which the bound is as good as 
 PRECISION, OPEN_PRECISION = 1e-7, 2e-3  # width at which a bisection stops, of the bound or of what is open
 WORK = 60_000_000  # additions in one dynamic program, which decide how fine the labels are
 LEVELS, LEAST_LEVEL, MOST_LEVEL = 5, 0.7, 8.0  # multipliers, in units of all prices over all engines' time
+MANY, FEW_LEVELS = 4, 3  # with more minorants, fewer multipliers for each
 FIRST_SHARE, LEAST_TARGET = 0.5, 2e-3  # shares of the open gap at which the subgradient is taken
 PATIENCE, LEAST_GAIN = 8, 1e-6  # steps that gain less than this share before the step is halved
 LEAST_SHARE = 1e-6  # of the first rise, that a request costs at least in the first prices
@@ -160,11 +161,13 @@ class Ascent:
 
     def _look(self, found: "Priced") -> None:
         refuted_s = found.refuted_s(self.best_s)
-        self._at = found
+        self._at, before = found, self.best
         self._stuck = 0 if refuted_s > self.best_s * (1 + LEAST_GAIN) else self._stuck + 1
         if self.best is None or refuted_s > self.best_s:
             self.best, self.best_s = found, refuted_s
         found.aim(self.best_s + self._share * (self.asked.upper_s - self.best_s), self._width())
+        if before is not None:
+            (found if before is self.best else before).release()
         self._steps += 1
         if self._stuck > PATIENCE:
             self._at, self._stuck = self.best, 0
@@ -238,12 +241,14 @@ class Asked:
         )
         self.cost_s += self.fixed_s[:, :, None]
         self.most_before = self._most_before()
+        self.levels = LEVELS if len(self.mixes) <= MANY else FEW_LEVELS
         states = int(self._states()) * len(self.mixes)
-        self.classes = min(MOST_CLASSES, max(FEWEST_CLASSES, WORK // (states * LEVELS)))
+        self.classes = min(MOST_CLASSES, max(FEWEST_CLASSES, WORK // (states * self.levels)))
         self.label_s = BEYOND * upper_s / self.classes
         self.label = labels(self.cost_s[0], self.label_s)
+        self.spare: list[Floats] = []
         self.layout = layout(self.label, self.most_before, self.leader, self.classes, True)
-        self.marks = np.zeros(self.layout[0].max() * (1 + len(self.mixes) * (LEVELS + 1)), np.uint8)
+        self.marks = np.zeros(self.layout[0].max() * (1 + len(self.mixes) * (self.levels + 1)), np.uint8)
 
     def _part(self, minorant: ConcaveMinorant, first: int, last: int | None) -> "_Part":
         """What the steps of each request cost for which a function holds."""
@@ -404,11 +409,12 @@ class Asked:
     def evaluate(self, prices: Floats) -> "Priced":
         """The dynamic program at these prices."""
         level_s = prices.sum() / (self.engines * self.upper_s)
-        levels = level_s * np.geomspace(LEAST_LEVEL, MOST_LEVEL, LEVELS)
+        levels = level_s * np.geomspace(LEAST_LEVEL, MOST_LEVEL, self.levels)
         levels = np.append(levels, min(1.0, MOST_LEVEL * level_s))  # 1: as prices start, for the first engine
         multipliers = (levels[:, None, None] * self.mixes).reshape(-1, len(self.minorants))
         multipliers = np.concatenate([np.zeros((1, len(self.minorants))), multipliers])
-        table = np.empty((len(self.first), len(multipliers), self.classes + 1))
+        shape = len(self.first), len(multipliers), self.classes + 1
+        table = self.spare.pop() if self.spare else np.empty(shape)
         tabulate(
             self.cost_s,
             self.label,
@@ -480,6 +486,11 @@ class Priced:
         scaled = times * self.prices
         move = smoothed(scaled, width)
         self.move = max(0.0, surplus) / max(float(scaled @ move), 1e-300) * move
+
+    def release(self) -> None:
+        """Give the dynamic program's table back, for the next one; prices and subgradient stay."""
+        self.asked.spare.append(self.table)
+        del self.table
 
     def moved(self) -> Floats:
         """Prices a step along it, long enough to use the surplus up."""
