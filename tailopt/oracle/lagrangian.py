@@ -75,16 +75,16 @@ MARGIN = 1e-9
 
 CLOSE = 3e-10  # share of the makespan at hand at which the bound is as good as equal
 PRECISION, OPEN_PRECISION = 1e-7, 2e-3  # width at which a bisection stops, of the bound or of what is open
-WORK = 60_000_000  # additions in one dynamic program, which decide how fine the labels are
-LEVELS, LEAST_LEVEL, MOST_LEVEL = 5, 0.7, 8.0  # multipliers, in units of all prices over all engines' time
-MANY, FEW_LEVELS = 4, 3  # with more minorants, fewer multipliers for each
+WORK = 80_000_000  # additions in one dynamic program, which decide how fine the labels are
+LEVELS, LEAST_LEVEL, MOST_LEVEL = 12, 0.7, 8.0  # multipliers, in units of all prices over all engines' time
+MANY, FEW_LEVELS = 4, 4  # with more minorants, fewer multipliers for each
 FIRST_SHARE, LEAST_TARGET = 0.5, 2e-3  # shares of the open gap at which the subgradient is taken
 PATIENCE, LEAST_GAIN = 8, 1e-6  # steps that gain less than this share before the step is halved
 LEAST_SHARE = 1e-6  # of the first rise, that a request costs at least in the first prices
 LEAST_CHANGE = 0.2  # no price falls further in one step
-FEWEST_CLASSES, MOST_CLASSES = 6, 256
+FEWEST_CLASSES, MOST_CLASSES = 6, 400
 BEYOND = 1.1  # labels are told apart up to this share of the makespan of the plan at hand
-MOST_MINORANTS, LEAST_COVERED = 8, 3e-4  # if no request waits; share of the plan's seconds that one more adds
+MOST_MINORANTS, LEAST_COVERED = 8, 9e-4  # if no request waits; share of the plan's seconds that one more adds
 SMOOTH, SMOOTH_STEPS = 0.02, 8  # share of the requests that move together at first; steps until half as many
 GOLDEN = 0.6180339887498949
 

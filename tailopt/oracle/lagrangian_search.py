@@ -29,7 +29,7 @@ from tailopt.oracle.certificate import OPTIMAL_GAP
 from tailopt.oracle.lagrangian import MARGIN, Priced
 from tailopt.oracle.lagrangian_search_kernel import BLOCK, FOUND, REFUTED, explore, highest, rests
 
-TABLE_BYTES = 150_000_000  # of the rows F, which decide how many requests can be placed
+TABLE_BYTES = 80_000_000  # of the rows F, which decide how many requests can be placed
 PROBES, MOST_TRIALS = 5, 60  # trials given up, and trials in all, in one search
 FIRST_PACE = 1e5  # states a second, until it is known
 LEAST_TIMED = 1_000  # states from which on a trial says how fast it goes
@@ -75,8 +75,8 @@ class PricedSearch:
         priced.surplus(makespan_s)
         outcome, states, places = explore(
             asked.cost_s, asked.unit, priced.prices, priced.prefix, priced.value, priced.multipliers,
-            self.start, self.rest, self.high, asked.engines, makespan_s, MARGIN * float(priced.prefix[-1]), most_states,
-            engine_of,
+            self.start, self.rest, self.high, asked.engines, makespan_s, MARGIN * float(priced.prefix[-1]),
+            most_states, engine_of,
         )  # fmt: skip
         return outcome, states, places, engine_of
 

@@ -25,11 +25,11 @@ from tailopt.run import Run
 from tailopt.simulate.simulator import simulate
 
 SLICES = (12, 6, 6)  # of the rounds of local search, if there is no time limit
-SHARES = (0.15, 0.08, 0.07)  # of the time limit
+SHARES = (0.08, 0.06, 0.06)  # of the time limit
 ROUNDS, MOST_ROUNDS = 1, 40  # of prices and search, without a time limit and with one
 ITERATIONS, MORE_ITERATIONS = 16, 3  # of the prices in the first round; so many times more in the next
 STATES, MORE_STATES = 2**15, 4  # until a trial is given up in the first round; so many times more in the next
-PRICES_SHARE, MORE_SHARE = 0.25, 0.75  # of what is left of the time limit, for prices; after a search in vain
+PRICES_SHARE, MORE_SHARE = 0.4, 0.9  # of what is left of the time limit, for prices; after a search in vain
 
 
 def lagrangian(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0) -> Certificate:
