@@ -333,7 +333,7 @@ def test_shares_of_prompts_are_verified_and_used() -> None:
     with pytest.raises(InputError, match="may pay all prices"):
         check_priced(replace(bound, shares=()), shared)
     for change, complaint in (
-        (lambda one: tuple(2 * share for share in one), "more than their prompt"),
+        (lambda one: (1.0,) * len(one), "more than their prompt"),
         (lambda one: (-1e-9, *one[1:]), "no shares"),
         (lambda one: (float("nan"), *one[1:]), "no shares"),
         (lambda one: one[1:], "not one for each"),
