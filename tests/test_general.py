@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from strategies import concave_step_times, fleet_of, fleets, step_times, traces
+from strategies import concave_step_times, fleet_of, fleets, profile, step_times, traces
 
 from tailopt.engine.decode_time import decode_time_s
 from tailopt.engine.step_time import Affine, MaxAffine, Power, StepTime, Table
@@ -18,7 +18,7 @@ from tailopt.oracle.brute import brute_force
 from tailopt.oracle.check import check
 from tailopt.oracle.check_general import check_priced
 from tailopt.oracle.lagrangian import Ascent, Asked, PricedBound, labels, priced_bound
-from tailopt.oracle.lagrangian_kernel import most_collected, tabulate, worth
+from tailopt.oracle.lagrangian_kernel import collect, layout, most_collected, tabulate, worth
 from tailopt.oracle.lagrangian_minorant import (
     SwitchedMinorant,
     bent_minorants,
@@ -32,7 +32,7 @@ from tailopt.oracle.local_search import local_search
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.solve import solve
 from tailopt.oracle.units import units_of
-from tailopt.plan import Plan
+from tailopt.plan import Fleet, Plan
 from tailopt.simulate import simulate
 from tailopt.trace import Trace
 
@@ -155,8 +155,9 @@ def test_an_engine_collects_at_most_its_worth(
     multiplier = np.array([[0.0], [0.3], [1.0], [4.0], [1e6]])
     table = np.empty((n, 5, last + 1))
     most_before = np.arange(n)
-    taken = np.zeros((n, len(rises) + 1, last + 1), np.uint16)
-    tabulate(cost[None], label, most_before, price, multiplier, np.arange(n), taken, table)
+    start, count = layout(label, most_before, np.arange(n), last, False)
+    marks = np.zeros(start.max() * len(multiplier), np.uint8)
+    tabulate(cost[None], label, most_before, price, multiplier, np.arange(n), start, count, marks, table)
     value, chosen_label, chosen = np.empty(n), np.empty(n, np.int64), np.empty(n, np.int64)
     worth(table, multiplier.sum(axis=1), float(makespan), value, chosen_label, chosen)
     for leader in range(n):
@@ -171,6 +172,16 @@ def test_an_engine_collects_at_most_its_worth(
         if classes == 40:  # whole costs: a label is the time itself
             exact = best if np.isfinite(best) else -1.0
             assert value[leader] <= max(exact, 0.0) + 1e-6 or not np.isfinite(best)
+        if 0 <= chosen_label[leader] < last:  # the set that is said to be worth it is; beyond, it is near
+            times, k = np.zeros(n), int(chosen[leader])
+            collect(label, most_before, start, count, marks, len(multiplier), last,
+                    leader, int(chosen_label[leader]), k, times)  # fmt: skip
+            members = np.flatnonzero(times)
+            ranks = np.minimum(np.arange(len(members)), len(rises) - 1)
+            seconds = cost[members, ranks].sum()
+            there = table[leader, k, chosen_label[leader]]
+            assert members[0] == leader
+            assert np.isclose(price[members].sum() - multiplier[k, 0] * seconds, there, rtol=1e-9, atol=1e-6)
 
 
 @given(
@@ -278,6 +289,59 @@ def test_a_switch_is_verified_and_used() -> None:
         minorants[place] = change
         with pytest.raises(InputError, match=complaint):
             check_priced(replace(bound, minorants=tuple(minorants)), kinked)
+
+
+def caching(tau: StepTime, engines: int, prefill_tokens_per_s: float) -> Fleet:
+    """Engines that compute what samples of a prompt share once."""
+    fleet = fleet_of(tau, engines)
+    shape = replace(
+        fleet.shape_of(0), prefill_tokens_per_s=prefill_tokens_per_s, prefix_caching=True, block_tokens=4
+    )
+    return Fleet(profile(shape), fleet.engines, engines)
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(
+    traces(most_groups=3, most_samples=4, longest=8, prompts=60), concave_step_times(), st.integers(1, 3),
+    st.booleans(), st.data(),
+)  # fmt: skip
+def test_no_plan_beats_shares_of_prompts(
+    trace: Trace, tau: StepTime, engines: int, atomic: bool, data: st.DataObject
+) -> None:
+    """Prefill is most of the work, and what samples of a prompt share most of that."""
+    assume(trace.n_requests <= 6)
+    problem = Problem(trace, caching(tau, engines, 16.0), atomic)
+    below_the_optimum(problem, orders=False)
+    units = units_of(problem)
+    plans = st.lists(st.integers(0, engines - 1), min_size=len(units.members), max_size=len(units.members))
+    asked = Asked(problem, units, np.array(data.draw(plans)), staircase(problem).upper_s)
+    other = np.array(data.draw(plans))
+    run = simulate(trace, problem.fleet, plan_of(problem, units, other))
+    assert (asked._seconds_by_all(other[asked.unit]) <= run.engine_finish_s[:, None] * SLACK + 1e-12).all()
+
+
+def test_shares_of_prompts_are_verified_and_used() -> None:
+    groups = np.maximum(1, np.random.default_rng(3).normal(300, 120, (8, 6))).astype(int).tolist()
+    trace = Trace.of(groups, prompt_tokens=[400] * 8)
+    shared = Problem(trace, caching(Affine(10e-3, 1e-4), 3, 8_000.0))
+    bound = priced(shared, iterations=20)
+    assert bound is not None
+    assert check_priced(bound, shared) == (Fraction(bound.lower_s), "prices")
+    free = priced(Problem(trace, caching(Affine(10e-3, 1e-4), 3, 1e300)), iterations=20)
+    assert free is not None
+    assert free.lower_s < bound.lower_s
+    with pytest.raises(InputError, match="may pay all prices"):
+        check_priced(replace(bound, shares=()), shared)
+    for change, complaint in (
+        (lambda one: (1.0,) * len(one), "more than their prompt"),
+        (lambda one: (-1e-9, *one[1:]), "no shares"),
+        (lambda one: (float("nan"), *one[1:]), "no shares"),
+        (lambda one: one[1:], "not one for each"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            check_priced(replace(bound, shares=tuple(change(one) for one in bound.shares)), shared)
+    with pytest.raises(InputError, match="paid for already"):
+        check_priced(bound, replace(shared, atomic=True))
 
 
 @given(concave_step_times(), st.integers(2, 40))

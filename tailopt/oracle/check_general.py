@@ -14,7 +14,14 @@ from math import ceil, floor
 import numpy as np
 
 from tailopt.arrays import Ints
-from tailopt.oracle.check_parts import area, line_below, prefill_seconds, require, units_by_length
+from tailopt.oracle.check_parts import (
+    area,
+    held_prompt_tokens,
+    line_below,
+    prefill_seconds,
+    require,
+    units_by_length,
+)
 from tailopt.oracle.lagrangian import PricedBound
 from tailopt.oracle.lagrangian_minorant import ConcaveMinorant, SwitchedMinorant
 from tailopt.oracle.problem import Problem
@@ -56,7 +63,9 @@ def check_priced(bound: PricedBound, problem: Problem) -> tuple[Fraction, str]:
         for members, seconds in zip(units, prefill_seconds(problem, units), strict=True)
         for i in members
     }
-    table, rest, cost = _tabulate(bound, problem, order, price, scale, [prefill[i] for i in order])
+    shared = _shared_seconds(bound, problem)
+    by_minorant = [[prefill[i] + seconds[i] for i in order] for seconds in shared]
+    table, rest, cost = _tabulate(bound, problem, order, price, scale, by_minorant)
 
     at_most = [ceil(scale * sum(map(Fraction, one)) * makespan) for one in bound.multipliers]
     require(max(at_most) < -NEVER // 2, "the multipliers are too large to compute with")
@@ -78,6 +87,31 @@ def check_priced(bound: PricedBound, problem: Problem) -> tuple[Fraction, str]:
     )  # fmt: skip
     require(beginnings.none_is_left(bound.places), complaint)
     return makespan, "prices and search"
+
+
+def _shared_seconds(bound: PricedBound, problem: Problem) -> list[list[Fraction]]:
+    """For each function, what each request pays of the tokens that an engine computes once for its prompt."""
+    trace, fleet = problem.trace, problem.fleet
+    if not bound.shares:
+        return [[Fraction(0)] * trace.n_requests for _ in bound.minorants]
+    require(not problem.atomic, "prompts that stay together are paid for already")
+    require(
+        len(bound.shares) == len(bound.minorants)
+        and all(len(one) == trace.n_requests for one in bound.shares)
+        and all(0 <= share <= 1 for one in bound.shares for share in one),
+        "the shares are not one for each function and request, or no shares",
+    )
+    shapes = [fleet.shape_of(e) for e in range(len(fleet.engines))]
+    rate = max(Fraction(shape.prefill_tokens_per_s) for shape in shapes)
+    _, tokens = held_prompt_tokens(trace, shapes)
+    paid = []
+    for shares in bound.shares:
+        of_prompt: dict[int, Fraction] = {}
+        for group, share in zip(trace.group.tolist(), shares, strict=True):
+            of_prompt[group] = of_prompt.get(group, Fraction(0)) + Fraction(share)
+        require(max(of_prompt.values()) <= 1, "requests pay for more than their prompt")
+        paid.append([Fraction(share) * one / rate for share, one in zip(shares, tokens, strict=True)])
+    return paid
 
 
 def _lines(minorant: ConcaveMinorant | SwitchedMinorant) -> list[ConcaveMinorant]:
@@ -222,12 +256,13 @@ def _tabulate(
     order: list[int],
     price: list[int],
     scale: Fraction,
-    prefill: list[Fraction],
+    prefill: list[list[Fraction]],
 ) -> tuple[Ints, list[Ints], list[_Cost]]:
     """``[n, k, classes + 1]`` most that sets led by each request are worth, less their time at k.
 
     For each place up to ``bound.places`` also ``[k, longer ones, classes + 1]``, the same for requests that
-    come behind so many longer ones, from that place on; and what each request up to there costs.
+    come behind so many longer ones, from that place on; and what each request up to there costs. ``prefill``
+    are seconds by function and request.
 
     Sets that take longer than the bound, because so many requests at least as long as one of theirs do, count
     or not: either way the most is at least that of the sets done in time.
@@ -261,7 +296,7 @@ def _tabulate(
         fixed = np.array(
             [
                 sum(floor(scale * row[part.q] * part.c * one) for part, one in zip(parts, areas, strict=True))
-                + floor(scale * sum(row) * prefill[i])
+                + sum(floor(scale * one * seconds[i]) for one, seconds in zip(row, prefill, strict=True))
                 for row in multipliers
             ],
             dtype=object,
@@ -271,7 +306,7 @@ def _tabulate(
             gain = gain - part.steps(length[i]) * by_rank[:, column]
         require(bool((np.abs(gain) < -NEVER).all()), "the multipliers are too large to compute with")
         first = [(part, one) for part, one in zip(parts, areas, strict=True) if part.q == 0]
-        label = _labels(bound, length[i], first, float(prefill[i]))
+        label = _labels(bound, length[i], first, float(prefill[0][i]))
         _fold(most[:, 1 : before + 2], np.cumsum(label)[: before + 1])
         after = most[:, np.minimum(rank + 1, ranks)]
         taken = np.full_like(after, NEVER)
@@ -289,7 +324,7 @@ def _tabulate(
             paid = np.array(price[i] - gain, dtype=np.int64).T
             seconds_of = [
                 [
-                    prefill[i] + sum(
+                    prefill[q][i] + sum(
                         part.steps(length[i]) * part.rises[min(r, ranks - 1)] + part.c * one
                         for part, one in zip(parts, areas, strict=True) if part.q == q
                     )

@@ -10,6 +10,13 @@ falling length costs its length times the j-th *rise* of g. To this comes what i
 of the prefill that no plan saves (:func:`tailopt.oracle.units.least_prefill`). There can be several such
 functions, as the pieces of a convex step time are, and each gives a T(S).
 
+**Prompts.** An engine that holds any of a prompt's samples computes the tokens that these share, once. Let
+sample i of prompt g pay for a share :math:`\theta_i \ge 0` of their seconds :math:`s_g`, where those of all
+its samples sum to 1 at most. A set S pays :math:`\sum_{i \in S \cap g} \theta_i s_g \le s_g` for each prompt
+that it has some of, so T(S) may count it, whatever the shares; and each function may have its own. Even ones
+say that a prompt is computed somewhere; those that sum to 1 over what one engine of the plan at hand holds
+say all that it computes.
+
 **All engines.** Give request i a price :math:`u_i \ge 0` and let V(p) be at least the prices that an engine
 done by T can collect if unit p is its *leader*, the first of its units by falling length. Units before the
 (j+1)-th leader live on engines 1..j, so with the prefix sums U of the units' prices, a plan done by T has
@@ -47,7 +54,7 @@ import numpy as np
 from tailopt.arrays import Floats, Ints
 from tailopt.engine.decode_time import context_read
 from tailopt.engine.step_time import Lines
-from tailopt.oracle.lagrangian_kernel import collect, most_collected, tabulate, worth
+from tailopt.oracle.lagrangian_kernel import collect, layout, most_collected, tabulate, worth
 from tailopt.oracle.lagrangian_minorant import (
     ConcaveMinorant,
     SwitchedMinorant,
@@ -57,8 +64,9 @@ from tailopt.oracle.lagrangian_minorant import (
     ray_minorants,
     switched_minorants,
 )
+from tailopt.oracle.minorant import SHRINK
 from tailopt.oracle.problem import Problem
-from tailopt.oracle.units import Units, lines_of
+from tailopt.oracle.units import Units, lines_of, shared_prefill
 
 Minorant = ConcaveMinorant | SwitchedMinorant
 
@@ -67,15 +75,16 @@ MARGIN = 1e-9
 
 CLOSE = 3e-10  # share of the makespan at hand at which the bound is as good as equal
 PRECISION, OPEN_PRECISION = 1e-7, 2e-3  # width at which a bisection stops, of the bound or of what is open
-WORK = 60_000_000  # additions in one dynamic program, which decide how fine the labels are
-LEVELS, LEAST_LEVEL, MOST_LEVEL = 5, 0.7, 8.0  # multipliers, in units of all prices over all engines' time
+WORK = 80_000_000  # additions in one dynamic program, which decide how fine the labels are
+LEVELS, LEAST_LEVEL, MOST_LEVEL = 12, 0.7, 8.0  # multipliers, in units of all prices over all engines' time
+MANY, FEW_LEVELS = 4, 4  # with more minorants, fewer multipliers for each
 FIRST_SHARE, LEAST_TARGET = 0.5, 2e-3  # shares of the open gap at which the subgradient is taken
 PATIENCE, LEAST_GAIN = 8, 1e-6  # steps that gain less than this share before the step is halved
 LEAST_SHARE = 1e-6  # of the first rise, that a request costs at least in the first prices
 LEAST_CHANGE = 0.2  # no price falls further in one step
-FEWEST_CLASSES, MOST_CLASSES = 6, 256
+FEWEST_CLASSES, MOST_CLASSES = 6, 400
 BEYOND = 1.1  # labels are told apart up to this share of the makespan of the plan at hand
-MOST_MINORANTS = 4  # if no request waits; each takes one bit for each multiplier
+MOST_MINORANTS, LEAST_COVERED = 8, 9e-4  # if no request waits; share of the plan's seconds that one more adds
 SMOOTH, SMOOTH_STEPS = 0.02, 8  # share of the requests that move together at first; steps until half as many
 GOLDEN = 0.6180339887498949
 
@@ -95,6 +104,8 @@ class PricedBound:
         classes: labels from here on are one class.
         places: how many of the longest requests are placed, in all ways that may pay; 0 if none need be.
         states: how many ways to place some of them were looked at.
+        shares: for each minorant the share of its prompt's shared tokens that each request pays for; those of
+            one prompt sum to 1 at most. Empty if nobody pays for them.
     """
 
     lower_s: float
@@ -105,6 +116,7 @@ class PricedBound:
     classes: int
     places: int = 0
     states: int = 0
+    shares: tuple[tuple[float, ...], ...] = ()
 
 
 def labels(cost_s: Floats, label_s: float) -> Ints:
@@ -149,11 +161,13 @@ class Ascent:
 
     def _look(self, found: "Priced") -> None:
         refuted_s = found.refuted_s(self.best_s)
-        self._at = found
+        self._at, before = found, self.best
         self._stuck = 0 if refuted_s > self.best_s * (1 + LEAST_GAIN) else self._stuck + 1
         if self.best is None or refuted_s > self.best_s:
             self.best, self.best_s = found, refuted_s
         found.aim(self.best_s + self._share * (self.asked.upper_s - self.best_s), self._width())
+        if before is not None:
+            (found if before is self.best else before).release()
         self._steps += 1
         if self._stuck > PATIENCE:
             self._at, self._stuck = self.best, 0
@@ -211,25 +225,30 @@ class Asked:
         members = np.array([len(one) for one in units.members])
         self.prompt = trace.context_tokens[self.requests]
         self.prefill_s = (units.prefill_s / members)[self.unit]
+        self.group, self.shared_s = trace.group[self.requests], self._shared_s(problem)
         lines = lines_of(problem, n_max)
         alike = concave_minorants(lines, n_max, self._steps(n_max))
-        self.minorants, self.mixes = self._binding(alike, lines, n_max)
+        self.minorants, self.shares = self._binding(alike, lines, n_max)
+        self.mixes = np.eye(len(self.minorants))
         self.parts = [[self._part(*part) for part in parts_of(minorant)] for minorant in self.minorants]
         ranks = max(len(part.rises) for parts in self.parts for part in parts)
         self.fixed_s = np.array(
             [sum(part.context_s for part in parts) + self.prefill_s for parts in self.parts]
         )
+        self.fixed_s += self.shares * self.shared_s
         self.cost_s = np.array(
             [sum(part.length[:, None] * _padded(part.rises, ranks) for part in parts) for parts in self.parts]
         )
         self.cost_s += self.fixed_s[:, :, None]
         self.most_before = self._most_before()
+        self.levels = LEVELS if len(self.mixes) <= MANY else FEW_LEVELS
         states = int(self._states()) * len(self.mixes)
-        self.classes = min(MOST_CLASSES, max(FEWEST_CLASSES, WORK // (states * LEVELS)))
+        self.classes = min(MOST_CLASSES, max(FEWEST_CLASSES, WORK // (states * self.levels)))
         self.label_s = BEYOND * upper_s / self.classes
         self.label = labels(self.cost_s[0], self.label_s)
-        deepest = int(min(self.most_before.max(), ranks)) + 1
-        self.taken = np.zeros((len(self.unit), deepest, self.classes + 1), dtype=np.uint32)
+        self.spare: list[Floats] = []
+        self.layout = layout(self.label, self.most_before, self.leader, self.classes, True)
+        self.marks = np.zeros(self.layout[0].max() * (1 + len(self.mixes) * (self.levels + 1)), np.uint8)
 
     def _part(self, minorant: ConcaveMinorant, first: int, last: int | None) -> "_Part":
         """What the steps of each request cost for which a function holds."""
@@ -244,21 +263,26 @@ class Asked:
     def _binding(
         self, alike: list[ConcaveMinorant], lines: Sequence[Lines], n_max: int
     ) -> tuple[list[Minorant], Floats]:
-        """The minorants that say most of the engines of the plan at hand, and how they are mixed.
+        """The minorants that say most of the engines of the plan at hand, and shares of prompts with each.
 
         Where requests have to wait, the one that says most of such engines.
         """
         held = np.bincount(self.engine_of, minlength=self.engines)
         together: list[Minorant] = [*alike, *switched_minorants(alike, int(self.length.max()))]
-        seconds = self._seconds_in_plan(together, self.engine_of)[held <= n_max]
+        shares = self._shares()
+        shared_s = self._shared_in_plan(shares, self.engine_of)
+        seconds = self._seconds_in_plan(together, self.engine_of)[:, :, None] + shared_s[:, None, :]
+        seconds = seconds.reshape(self.engines, -1)[held <= n_max]
         covered: Floats = np.zeros(len(seconds))
         binding: list[Minorant] = []
+        of_binding: list[Floats] = []
         for _ in range(MOST_MINORANTS):
             then = np.maximum(seconds, covered[:, None])
             best = int(then.sum(axis=0).argmax())
-            if then[:, best].sum() <= covered.sum() * (1 + LEAST_GAIN):
+            if then[:, best].sum() <= covered.sum() * (1 + LEAST_COVERED):
                 break
-            binding.append(together[best])
+            binding.append(together[best // len(shares)])
+            of_binding.append(shares[best % len(shares)])
             covered = then[:, best]
         if (held > n_max).any():
             waiting: list[Minorant] = [*alike, *ray_minorants(lines, n_max), *bent_minorants(alike, n_max)]
@@ -266,14 +290,44 @@ class Asked:
             best = int(seconds.sum(axis=0).argmax())
             if waiting[best] not in binding:
                 binding.append(waiting[best])
-        return binding, np.eye(len(binding))
+                of_binding.append(shares[0])
+        return binding, np.array(of_binding)
+
+    def _shared_s(self, problem: Problem) -> Floats:
+        """``[n]`` seconds in which an engine computes what each request shares with its prompt."""
+        if problem.atomic:
+            return np.zeros(len(self.unit))
+        shapes = [problem.fleet.shape_of(e) for e in range(self.engines)]
+        per_token = 1 / max(shape.prefill_tokens_per_s for shape in shapes)
+        return np.asarray(per_token * shared_prefill(problem)[self.requests])
+
+    def _shares(self) -> Floats:
+        """``[k, n]`` shares of prompts: even ones, and for each engine those among the samples it holds."""
+        even: Floats = SHRINK / np.bincount(self.group)[self.group]
+        if not self.shared_s.any():
+            return even[None]
+        found = [even]
+        for e in range(self.engines):
+            mine = self.engine_of == e
+            here = np.bincount(self.group[mine], minlength=int(self.group.max()) + 1)[self.group]
+            found.append(np.where(here > 0, SHRINK * mine / np.maximum(here, 1), even))
+        return np.array(found)
+
+    def _shared_in_plan(self, shares: Floats, engine_of: Ints) -> Floats:
+        """``[m, k]`` seconds of shared tokens that a plan's engines compute, by each way to share them."""
+        seconds = shares * self.shared_s
+        return np.stack([np.bincount(engine_of, one, self.engines) for one in seconds], axis=1)
+
+    def _seconds_by_all(self, engine_of: Ints) -> Floats:
+        """``[m, minorants]`` seconds of a plan's engines by each minorant in use, with its shares."""
+        return self._seconds_in_plan(self.minorants, engine_of) + self._shared_in_plan(self.shares, engine_of)
 
     def seconds_of(self, engine_of_unit: Ints) -> float:
         """Makespan of a plan by the minorants."""
-        return float(self._seconds_in_plan(self.minorants, engine_of_unit[self.unit]).max())
+        return float(self._seconds_by_all(engine_of_unit[self.unit]).max())
 
     def _seconds_in_plan(self, minorants: Sequence[Minorant], engine_of: Ints) -> Floats:
-        """``[m, minorants]`` seconds of a plan's engines by each minorant."""
+        """``[m, minorants]`` seconds of a plan's engines by each minorant, shared tokens left out."""
         seconds = np.zeros((self.engines, len(minorants)))
         for q, minorant in enumerate(minorants):
             for part in (self._part(*one) for one in parts_of(minorant)):
@@ -321,7 +375,7 @@ class Asked:
         alike = [self._costs_in_plan([q] * self.engines) for q in range(len(self.minorants))]
         if len(alike) == 1:
             return alike
-        binding = self._seconds_in_plan(self.minorants, self.engine_of).argmax(axis=1)
+        binding = self._seconds_by_all(self.engine_of).argmax(axis=1)
         return [self._costs_in_plan(binding.tolist()), *alike, np.mean(alike, axis=0)]
 
     def _costs_in_plan(self, minorant_of: list[int]) -> Floats:
@@ -355,11 +409,12 @@ class Asked:
     def evaluate(self, prices: Floats) -> "Priced":
         """The dynamic program at these prices."""
         level_s = prices.sum() / (self.engines * self.upper_s)
-        levels = level_s * np.geomspace(LEAST_LEVEL, MOST_LEVEL, LEVELS)
+        levels = level_s * np.geomspace(LEAST_LEVEL, MOST_LEVEL, self.levels)
         levels = np.append(levels, min(1.0, MOST_LEVEL * level_s))  # 1: as prices start, for the first engine
         multipliers = (levels[:, None, None] * self.mixes).reshape(-1, len(self.minorants))
         multipliers = np.concatenate([np.zeros((1, len(self.minorants))), multipliers])
-        table = np.empty((len(self.first), len(multipliers), self.classes + 1))
+        shape = len(self.first), len(multipliers), self.classes + 1
+        table = self.spare.pop() if self.spare else np.empty(shape)
         tabulate(
             self.cost_s,
             self.label,
@@ -367,7 +422,8 @@ class Asked:
             prices,
             multipliers,
             self.leader,
-            self.taken,
+            *self.layout,
+            self.marks,
             table,
             True,
         )
@@ -424,11 +480,17 @@ class Priced:
         asked, surplus = self.asked, self.surplus(makespan_s)
         times = np.full(len(self.prices), -1.0)
         for leader in self.leaders[self.leaders >= 0]:
-            collect(asked.label, asked.most_before, asked.taken, int(asked.first[leader]),
-                    int(self.label[leader]), int(self.chosen[leader]), times)  # fmt: skip
+            collect(asked.label, asked.most_before, *asked.layout, asked.marks, len(self.multipliers),
+                    asked.classes, int(asked.first[leader]), int(self.label[leader]),
+                    int(self.chosen[leader]), times)  # fmt: skip
         scaled = times * self.prices
         move = smoothed(scaled, width)
         self.move = max(0.0, surplus) / max(float(scaled @ move), 1e-300) * move
+
+    def release(self) -> None:
+        """Give the dynamic program's table back, for the next one; prices and subgradient stay."""
+        self.asked.spare.append(self.table)
+        del self.table
 
     def moved(self) -> Floats:
         """Prices a step along it, long enough to use the surplus up."""
@@ -436,17 +498,19 @@ class Priced:
 
     def argument(self, lower_s: float, places: int = 0, states: int = 0) -> PricedBound:
         """The bound, with all that proves it."""
-        prices = np.empty(len(self.prices))
-        prices[self.asked.requests] = self.prices
+        asked = self.asked
+        prices, shares = np.empty(len(self.prices)), np.empty(asked.shares.shape)
+        prices[asked.requests], shares[:, asked.requests] = self.prices, asked.shares
         return PricedBound(
             lower_s,
-            tuple(self.asked.minorants),
+            tuple(asked.minorants),
             tuple(prices.tolist()),
             tuple(tuple(one) for one in self.multipliers.tolist()),
-            self.asked.label_s,
-            self.asked.classes,
+            asked.label_s,
+            asked.classes,
             places,
             states,
+            tuple(tuple(one.tolist()) for one in shares) if asked.shared_s.any() else (),
         )
 
 

@@ -27,9 +27,9 @@ import numpy as np
 from tailopt.arrays import Floats, Ints
 from tailopt.oracle.certificate import OPTIMAL_GAP
 from tailopt.oracle.lagrangian import MARGIN, Priced
-from tailopt.oracle.lagrangian_search_kernel import FOUND, REFUTED, explore, rests
+from tailopt.oracle.lagrangian_search_kernel import BLOCK, FOUND, REFUTED, explore, highest, rests
 
-TABLE_BYTES = 150_000_000  # of the rows F, which decide how many requests can be placed
+TABLE_BYTES = 80_000_000  # of the rows F, which decide how many requests can be placed
 PROBES, MOST_TRIALS = 5, 60  # trials given up, and trials in all, in one search
 FIRST_PACE = 1e5  # states a second, until it is known
 LEAST_TIMED = 1_000  # states from which on a trial says how fast it goes
@@ -64,6 +64,9 @@ class PricedSearch:
         self.rest: Floats = np.empty((self.start[-1], len(priced.multipliers), asked.classes + 1))
         rests(asked.cost_s, asked.label, asked.most_before, priced.prices, priced.multipliers,
               self.start, self.rest)  # fmt: skip
+        rows, k_max, classes = self.rest.shape
+        self.high: Floats = np.empty((rows, k_max, -(-classes // BLOCK)))
+        highest(self.rest, self.high)
 
     def explore(self, makespan_s: float, most_states: int) -> tuple[int, int, int, Ints]:
         """Whether a makespan is refuted, a plan found, or it was given up; states, places, and the plan."""
@@ -72,8 +75,8 @@ class PricedSearch:
         priced.surplus(makespan_s)
         outcome, states, places = explore(
             asked.cost_s, asked.unit, priced.prices, priced.prefix, priced.value, priced.multipliers,
-            self.start, self.rest, asked.engines, makespan_s, MARGIN * float(priced.prefix[-1]), most_states,
-            engine_of,
+            self.start, self.rest, self.high, asked.engines, makespan_s, MARGIN * float(priced.prefix[-1]),
+            most_states, engine_of,
         )  # fmt: skip
         return outcome, states, places, engine_of
 

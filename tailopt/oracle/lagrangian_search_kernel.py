@@ -8,9 +8,12 @@ import numpy as np
 from numba import njit
 
 from tailopt.arrays import Floats, Ints
-from tailopt.oracle.lagrangian_kernel import fold
+from tailopt.oracle.lagrangian_kernel import fold, take, worth_of
 
 REFUTED, FOUND, GIVEN_UP = 0, 1, 2
+
+BLOCK = 16
+"""Classes of which it is known together what they are worth at most."""
 
 
 @njit(cache=True)
@@ -31,66 +34,99 @@ def rests(
         start: ``[places + 2]`` where the rows of each i = 0 .. places start, one for each r.
         rest: ``[rows, k, classes + 1]`` written; row ``start[i] + r`` is that of i and r.
     """
-    minorants, n, ranks = cost_s.shape
+    n, ranks = label.shape
     k_max, last = len(multiplier), rest.shape[2] - 1
-    most = np.full((ranks + 1, k_max, last + 1), -np.inf)
-    most[:, :, 0] = 0.0
+    most = np.full((ranks + 1, last + 1, k_max), -np.inf)
+    most[:, 0, :] = 0.0
     top = np.zeros(ranks + 1, np.int64)  # the largest label reached, but for the last
+    source, gain = np.empty((last + 1, k_max)), np.empty((last + 1) * k_max)
+    marks = np.empty((last + 1) * k_max, np.uint8)
     places = len(start) - 2
     if n <= places:
-        for r in range(start[n + 1] - start[n]):
-            rest[start[n] + r] = most[r]
+        write(most, rest[start[n] : start[n + 1]])
     for i in range(n - 1, -1, -1):
         deepest = min(most_before[i], ranks)
         fold(most[: min(deepest + 1, ranks) + 1], top, label[i])
         for r in range(1, deepest + 1):
             column, after = min(r, ranks - 1), min(r + 1, ranks)
             step = min(label[i, column], last)
-            there = most[after].copy() if r == after else most[after]
+            labels = max(0, min(top[after], last - 1 - step) + 1)
             for k in range(k_max):
-                gain = price[i]
-                for q in range(minorants):
-                    gain -= multiplier[k, q] * cost_s[q, i, column]
-                add(there[k], most[r, k], gain, step, top[after])
+                gain[k] = worth_of(price[i], multiplier[k], cost_s[:, i, column])
+            there = most[after]
+            if r == after:
+                source[: top[r] + 1], source[last] = there[: top[r] + 1], there[last]
+                there = source
+            take(there, most[r], marks, gain, step, labels, top[after])
             top[r] = max(top[r], min(last - 1, top[after] + step))
         if i <= places:
-            for r in range(start[i + 1] - start[i]):
-                rest[start[i] + r] = most[r]
+            write(most, rest[start[i] : start[i + 1]])
 
 
-@njit(cache=True, fastmath={"nnan", "nsz"})
-def add(after: Floats, here: Floats, gain: float, step: int, top: int) -> None:
-    """Raise ``here[b]`` to ``after[b - step] + gain`` where that is more; the last b holds all beyond."""
-    last = len(here) - 1
-    count = max(0, min(top, last - 1 - step) + 1)
-    raised = here[step : step + count]
-    for b in range(count):
-        with_it, without = after[b] + gain, raised[b]
-        raised[b] = with_it if with_it > without else without
-    best = after[last]
-    for b in range(max(0, last - step), top + 1):
-        best = max(best, after[b])
-    here[last] = max(here[last], best + gain)
+@njit(cache=True)
+def write(most: Floats, rows: Floats) -> None:
+    """Rows of ``most``, by multiplier and then by label."""
+    for r in range(len(rows)):
+        for k in range(rows.shape[1]):
+            rows[r, k] = most[r, :, k]
 
 
 @njit(cache=True, fastmath={"nnan", "nsz"})  # a maximum may be taken in any order
-def collectable(rest: Floats, multiplier: Floats, room_s: Floats, least: Floats) -> float:
-    """Most that an engine with so much room (for each minorant) collects by a row of :func:`rests`."""
+def highest(rest: Floats, high: Floats) -> None:
+    """``[rows, k, blocks]`` the highest value in each block of classes."""
+    rows, k_max, classes = rest.shape
+    for row in range(rows):
+        for k in range(k_max):
+            for block in range(high.shape[2]):
+                best = -np.inf
+                for b in range(block * BLOCK, min(classes, (block + 1) * BLOCK)):
+                    best = max(best, rest[row, k, b])
+                high[row, k, block] = best
+
+
+@njit(cache=True, fastmath={"nnan", "nsz"})
+def collectable(
+    rest: Floats, high: Floats, multiplier: Floats, room_s: Floats, paid: Floats, least: Floats
+) -> float:
+    """Most that an engine with so much room (for each minorant) collects by a row of :func:`rests`.
+
+    A block of classes is looked at only if its highest values say that it may have the most.
+
+    Args:
+        rest, high: the row, and its part of :func:`highest`.
+        multiplier, room_s: ``[k, minorants]`` and ``[minorants]``.
+        paid, least: ``[k]`` and ``[blocks + BLOCK]``, overwritten.
+    """
     k_max, classes = rest.shape
+    blocks = high.shape[1]
     for k in range(k_max):
-        paid = 0.0
+        paid[k] = 0.0
         for q in range(len(room_s)):
-            paid += multiplier[k, q] * room_s[q]
-        if k == 0:
-            for b in range(classes):
-                least[b] = rest[0, b] + paid
-        else:
-            for b in range(classes):
-                then = rest[k, b] + paid
-                least[b] = then if then < least[b] else least[b]
+            paid[k] += multiplier[k, q] * room_s[q]
+    richest, most = 0, -np.inf
+    for block in range(blocks):
+        least[block] = np.inf
+    for k in range(k_max):
+        for block in range(blocks):
+            least[block] = min(least[block], high[k, block] + paid[k])
+    for block in range(blocks):
+        if least[block] > most:
+            richest, most = block, least[block]
     best = 0.0
-    for b in range(classes):
-        best = max(best, least[b])
+    for turn in range(-1, blocks):
+        block = richest if turn < 0 else turn
+        if least[block] <= best or turn == richest:
+            continue
+        begin, size = block * BLOCK, min(BLOCK, classes - block * BLOCK)
+        of_block = least[blocks : blocks + size]
+        of_block[:] = np.inf
+        for k in range(k_max):
+            values = rest[k, begin : begin + size]
+            for b in range(size):
+                then = values[b] + paid[k]
+                of_block[b] = then if then < of_block[b] else of_block[b]
+        for b in range(size):
+            best = max(best, of_block[b])
     return best
 
 
@@ -104,6 +140,7 @@ def explore(
     multiplier: Floats,
     start: Ints,
     rest: Floats,
+    high: Floats,
     engines: int,
     makespan_s: float,
     slack: float,
@@ -115,6 +152,7 @@ def explore(
     Args:
         cost_s, price, multiplier, start, rest: as in :func:`rests`; it has the rows for the requests that are
             placed at most.
+        high: of :func:`highest`.
         unit: ``[n]`` unit of each request; units come in order of their first request.
         prefix: ``[u + 1]`` sums of the units' prices.
         value: ``[u]`` what an engine led by each unit collects.
@@ -135,7 +173,8 @@ def explore(
     child, room = np.zeros((places + 1, engines), np.int64), np.empty(minorants)
     collected = np.zeros((places + 1, engines))
     children, following = np.zeros(places + 1, np.int64), np.zeros(places + 1, np.int64)
-    least, alone = np.empty(rest.shape[2]), np.empty(engines)
+    least, alone = np.empty(high.shape[2] + BLOCK), np.empty(engines)
+    paid = np.empty(len(multiplier))
     placed = np.zeros(n + 1)
     for i in range(n):
         placed[i + 1] = placed[i] + price[i]
@@ -156,7 +195,7 @@ def explore(
                 for q in range(minorants):
                     room[q] = makespan_s - load_s[i, g, q]
                 row = start[i + 1] + min(held[i, g], ranks)
-                alone[g] = collectable(rest[row], multiplier, room, least)
+                alone[g] = collectable(rest[row], high[row], multiplier, room, paid, least)
             for e in range(min(opened[i] + 1, engines) if first else engines):
                 if not first and e != engine_of[unit[i]]:
                     continue
@@ -171,7 +210,7 @@ def explore(
                 for q in range(minorants):
                     room[q] = makespan_s - load_s[i, e, q] - cost_s[q, i, column]
                 row = start[i + 1] + min(held[i, e] + 1, ranks)
-                sum_ = placed[i + 1] + collectable(rest[row], multiplier, room, least)
+                sum_ = placed[i + 1] + collectable(rest[row], high[row], multiplier, room, paid, least)
                 for g in range(opened[i]):
                     sum_ += alone[g] if g != e else 0.0
                 sum_ = with_new_engines(sum_, value, prefix, started[i + 1], engines - now_open, slack)

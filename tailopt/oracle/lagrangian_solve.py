@@ -25,11 +25,11 @@ from tailopt.run import Run
 from tailopt.simulate.simulator import simulate
 
 SLICES = (12, 6, 6)  # of the rounds of local search, if there is no time limit
-SHARES = (0.15, 0.08, 0.07)  # of the time limit
+SHARES = (0.08, 0.06, 0.06)  # of the time limit
 ROUNDS, MOST_ROUNDS = 1, 40  # of prices and search, without a time limit and with one
 ITERATIONS, MORE_ITERATIONS = 16, 3  # of the prices in the first round; so many times more in the next
 STATES, MORE_STATES = 2**15, 4  # until a trial is given up in the first round; so many times more in the next
-PRICES_SHARE = 0.25  # of what is left of the time limit that one round of prices may take
+PRICES_SHARE, MORE_SHARE = 0.4, 0.9  # of what is left of the time limit, for prices; after a search in vain
 
 
 def lagrangian(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0) -> Certificate:
@@ -110,12 +110,12 @@ class _Refined:
         asked = Asked(self.problem, self.units, self._engine_of_units(self.run.plan), upper_s)
         ascent = Ascent(asked)
         iterations, states = ITERATIONS, STATES
-        search, searched_at = None, 0.0
+        search, searched_at, share = None, 0.0, PRICES_SHARE
         for _ in range(MOST_ROUNDS if self.limited else ROUNDS):
             now = clock()
             if now > self.deadline_s or self.optimal:
                 break
-            ascent.climb(iterations, now + PRICES_SHARE * (self.deadline_s - now))
+            ascent.climb(iterations, now + share * (self.deadline_s - now))
             priced = ascent.best
             if priced is None:
                 break
@@ -124,6 +124,7 @@ class _Refined:
                 search = PricedSearch(priced)
                 searched_at = ascent.best_s
             searched = search.narrow(self.lower_s, self.run.makespan_s, states, self.deadline_s)
+            share = PRICES_SHARE if searched.lower_s > 0 or searched.plans else MORE_SHARE
             for engine_of in searched.plans:
                 self._simulated(engine_of)
             if searched.lower_s > 0:

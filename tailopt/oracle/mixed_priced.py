@@ -43,7 +43,7 @@ import numpy as np
 from tailopt.arrays import Bools, Floats, Ints
 from tailopt.oracle.kinds import Kind, KindTerms, kinds_of, terms_of
 from tailopt.oracle.lagrangian import labels
-from tailopt.oracle.lagrangian_kernel import collect, tabulate, worth
+from tailopt.oracle.lagrangian_kernel import collect, layout, tabulate, worth
 from tailopt.oracle.lagrangian_minorant import ConcaveMinorant, concave_minorants
 from tailopt.oracle.minorant import Minorant
 from tailopt.oracle.mixed_kernel import most_collected
@@ -279,8 +279,8 @@ class _Program:
         self.classes = int(min(MOST_CLASSES, max(FEWEST_CLASSES, work)))
         self.label_s = BEYOND * asked.upper_s / self.classes
         self.label = labels(cost_s[-1], self.label_s)
-        deepest = int(min(max(side.most_before.max(), 0), ranks)) + 1
-        self.taken = np.zeros((n, deepest, self.classes + 1), dtype=np.uint32)
+        self.layout = layout(self.label, self.most_before, self.leader, self.classes, False)
+        self.marks = np.zeros(self.layout[0].max() * len(multipliers), np.uint8)
         constant_s = side.constant_s[self.used]
         self.less = np.zeros((len(asked.first), len(multipliers)))
         for multiplier, constant in zip(self.multipliers.T, constant_s, strict=True):
@@ -297,7 +297,8 @@ class _Program:
             prices,
             self.multipliers,
             self.leader,
-            self.taken,
+            *self.layout,
+            self.marks,
             table,
         )
         never = table == -np.inf
@@ -481,8 +482,9 @@ class _Evaluated:
 
     def _collect(self, leader: int, k: int, times: Floats) -> None:
         program = self.programs[k]
-        collect(program.label, program.most_before, program.taken, int(self.asked.first[leader]),
-                int(self.label[k, leader]), int(self.chosen[k, leader]), times)  # fmt: skip
+        collect(program.label, program.most_before, *program.layout, program.marks, len(program.multipliers),
+                program.classes, int(self.asked.first[leader]), int(self.label[k, leader]),
+                int(self.chosen[k, leader]), times)  # fmt: skip
 
     def argument(self, lower_s: float) -> PricedKindsBound:
         """The bound, with all that proves it."""

@@ -137,6 +137,12 @@ def own_prefill(problem: Problem) -> Ints:
     return np.asarray(own)
 
 
+def shared_prefill(problem: Problem) -> Ints:
+    """``[n]`` tokens that an engine computes once for all requests of a prompt that it holds."""
+    trace, fleet = problem.trace, problem.fleet
+    return _shared(trace, [fleet.shape_of(e) for e in range(len(fleet.engines))])
+
+
 def too_large(problem: Problem, shape: ShapeProfile) -> Bools:
     """``[n]`` whether a request can never fit into the KV cache of an engine of this shape."""
     need = problem.trace.context_tokens + problem.trace.output_tokens - 1
