@@ -77,7 +77,7 @@ CLOSE = 3e-10  # share of the makespan at hand at which the bound is as good as 
 PRECISION, OPEN_PRECISION = 1e-7, 2e-3  # width at which a bisection stops, of the bound or of what is open
 WORK = 80_000_000  # additions in one dynamic program, which decide how fine the labels are
 LEVELS, LEAST_LEVEL, MOST_LEVEL = 12, 0.7, 8.0  # multipliers, in units of all prices over all engines' time
-MANY, FEW_LEVELS = 4, 4  # with more minorants, fewer multipliers for each
+MANY, FINE, FEW_LEVELS = 4, 16, 4  # with more minorants or fewer classes, fewer multipliers for each
 FIRST_SHARE, LEAST_TARGET = 0.5, 2e-3  # shares of the open gap at which the subgradient is taken
 PATIENCE, LEAST_GAIN = 8, 1e-6  # steps that gain less than this share before the step is halved
 LEAST_SHARE = 1e-6  # of the first rise, that a request costs at least in the first prices
@@ -241,8 +241,9 @@ class Asked:
         )
         self.cost_s += self.fixed_s[:, :, None]
         self.most_before = self._most_before()
-        self.levels = LEVELS if len(self.mixes) <= MANY else FEW_LEVELS
         states = int(self._states()) * len(self.mixes)
+        fine = WORK // (states * LEVELS) >= FINE and len(self.mixes) <= MANY
+        self.levels = LEVELS if fine else FEW_LEVELS
         self.classes = min(MOST_CLASSES, max(FEWEST_CLASSES, WORK // (states * self.levels)))
         self.label_s = BEYOND * upper_s / self.classes
         self.label = labels(self.cost_s[0], self.label_s)
