@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from strategies import affine_terms, concave_step_times, fleet_of, fleets, plans, profile, step_times, traces
 
 from tailopt.engine.profile import ShapeProfile
-from tailopt.engine.step_time import Affine, Power, StepTime
+from tailopt.engine.step_time import Affine, MaxAffine, Power, StepTime, Table
 from tailopt.errors import InputError
 from tailopt.oracle.bound_and_fill import staircase
 from tailopt.oracle.brute import brute_force
+from tailopt.oracle.check import check
 from tailopt.oracle.check_mixed_priced import check_priced_kinds
 from tailopt.oracle.kinds import kinds_of
 from tailopt.oracle.lagrangian_minorant import ConcaveMinorant, concave_minorants
@@ -22,6 +23,7 @@ from tailopt.oracle.mixed_kernel import most_collected
 from tailopt.oracle.mixed_priced import KindPrices, PricedKindsBound, priced_kinds_bound
 from tailopt.oracle.mixed_rows import Crowd, Loads, Row
 from tailopt.oracle.problem import Problem
+from tailopt.oracle.solve import solve
 from tailopt.oracle.units import units_of
 from tailopt.plan import Engine, Fleet
 from tailopt.simulate import simulate
@@ -348,3 +350,18 @@ def test_a_row_with_a_cache_to_spare_does_not_wrap_around() -> None:
     part = KindPrices((), (row,), (), (), ((0.0,), (multiplier,)), 1e9, 1)
     with pytest.raises(InputError):
         check_priced_kinds(PricedKindsBound(1000.0, (1.0,), (part,), 1e9), problem)
+
+
+def test_functions_that_the_prices_do_not_use_are_not_needed_to_check_them() -> None:
+    """A kind has functions of several widths, and the bound needs the narrow one alone."""
+    padded = Table([1, 3, 10], [6.75, 8.75, 8.75], 0.0, padded=True)
+    larger = MaxAffine(((7.0, 0.875, 0.0390625), (-0.5, 0.5625, 0.0)))
+    shapes = [
+        ShapeProfile(tp, tau, 64.0, 30, 1000, budget, block_tokens=1, prefix_caching=False)
+        for tp, tau, budget in ((1, padded, 1000), (2, larger, 10_000))
+    ]
+    fleet = Fleet(profile(*shapes), (Engine(1), Engine(2)), 3)
+    problem = Problem(Trace.of([[1], [1], [1], [3], [23], [28]]), fleet)
+    certificate = solve(problem)
+    assert isinstance(certificate.bound_argument, PricedKindsBound)
+    assert check(certificate, problem).lower_s == certificate.lower_s > 190

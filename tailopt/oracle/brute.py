@@ -2,9 +2,11 @@
 
 Engines do not influence each other under a static plan, so it suffices to know, for every set of units, how
 fast one engine can decode it (over all orders of admission and all concurrency limits, each simulated), and
-to try every way of dealing the units to the engines.
+to try every way of dealing the units to the engines. Limits that follow finishes are tried for at most
+``MOST_FOLLOWED`` requests on an engine; for more, those that stay.
 """
 
+from collections.abc import Iterable
 from functools import cache
 from itertools import permutations, product
 
@@ -15,10 +17,13 @@ from tailopt.plan import Engine, Fleet, Plan
 from tailopt.simulate.reference import simulate_reference
 
 MOST_PLANS = 200_000
+MOST_FOLLOWED = 3
+
+Limits = tuple[int, ...]  # before the first finish, after it, after the second, ...
 
 
 def brute_force(problem: Problem, *, orders: bool = True) -> tuple[float, Plan]:
-    """The least makespan in seconds of any static plan, and a plan that attains it.
+    """The least makespan in seconds of any static plan, and a plan that attains it; of limits see above.
 
     Args:
         problem: a tiny one: units to the power of engines, and the factorial of the requests, are tried.
@@ -40,19 +45,27 @@ def brute_force(problem: Problem, *, orders: bool = True) -> tuple[float, Plan]:
         raise InputError(f"brute force: {len(units.members)} units on {len(engines)} engines are too many")
 
     @cache
-    def best(engine: int, chosen: tuple[int, ...]) -> tuple[float, tuple[int, ...], int]:
-        """Seconds, order of requests and concurrency limit of one engine for the units chosen."""
+    def best(engine: int, chosen: tuple[int, ...]) -> tuple[float, tuple[int, ...], Limits]:
+        """Seconds, order of requests and concurrency limits of one engine for the units chosen."""
         requests = [int(i) for u in chosen for i in units.members[u]]
-        limit = min(problem.fleet.max_running(engine), max(1, len(requests)))
-        ways = product(permutations(requests), range(1, limit + 1)) if orders else [(tuple(requests), limit)]
-        return min((_seconds(problem, engine, order, limit), order, limit) for order, limit in ways)
+        n, most = max(1, len(requests)), problem.fleet.max_running(engine)
+        ways: Iterable[tuple[tuple[int, ...], Limits]]
+        if not orders:
+            ways = product([tuple(requests)], [(min(most, n),)])
+        elif n > MOST_FOLLOWED:
+            ways = product(permutations(requests), [(limit,) for limit in range(1, min(most, n) + 1)])
+        else:
+            ways = product(
+                permutations(requests), product(*(range(1, min(most, n - done) + 1) for done in range(n)))
+            )
+        return min((_seconds(problem, engine, order, limits), order, limits) for order, limits in ways)
 
     kinds: dict[tuple[int, int], int] = {}  # engines that are alike share their results
     for e, engine in enumerate(engines):
         kinds.setdefault((engine.tp, problem.fleet.max_running(e)), e)
     alike = [kinds[engine.tp, problem.fleet.max_running(e)] for e, engine in enumerate(engines)]
 
-    def dealt(engine_of: tuple[int, ...]) -> list[tuple[float, tuple[int, ...], int]]:
+    def dealt(engine_of: tuple[int, ...]) -> list[tuple[float, tuple[int, ...], Limits]]:
         return [
             best(alike[e], tuple(u for u, chosen in enumerate(engine_of) if chosen == e))
             for e in range(len(engines))
@@ -60,16 +73,20 @@ def brute_force(problem: Problem, *, orders: bool = True) -> tuple[float, Plan]:
 
     ways = product(range(len(engines)), repeat=len(units.members))
     queues = min((dealt(engine_of) for engine_of in ways), key=lambda found: max(found)[0])
-    limited = [Engine(engine.tp, limit) for engine, (_, _, limit) in zip(engines, queues, strict=True)]
+    limited = [_limited(engine.tp, limits) for engine, (_, _, limits) in zip(engines, queues, strict=True)]
     plan = Plan.of_queues(limited, [order for _, order, _ in queues], atomic=problem.atomic)
     return max(queues)[0], plan
 
 
-def _seconds(problem: Problem, engine: int, order: tuple[int, ...], limit: int) -> float:
+def _limited(tp: int, limits: Limits) -> Engine:
+    return Engine(tp, limits[0], limits=tuple(enumerate(limits[1:], 1)))
+
+
+def _seconds(problem: Problem, engine: int, order: tuple[int, ...], limits: Limits) -> float:
     """Makespan of one engine of the fleet alone, by the step-by-step reference."""
     if not order:
         return 0.0
-    alone = Engine(problem.fleet.engines[engine].tp, limit)
+    alone = _limited(problem.fleet.engines[engine].tp, limits)
     fleet = Fleet(problem.fleet.profile, (alone,), alone.tp)
     trace = problem.trace.take(order)
     return simulate_reference(trace, fleet, Plan.of_queues([alone], [range(len(order))])).makespan_s

@@ -97,6 +97,7 @@ def check(certificate: Certificate, problem: Problem) -> Checked:
         f"the plan takes {float(upper_s)} s, not {certificate.upper_s} s",
     )
     bound = certificate.bound_argument
+    require(0 < bound.lower_s < float("inf"), f"the argument's bound is {bound.lower_s} s")
     lower_s, argument = ARGUMENTS[type(bound)](bound, problem)
     require(Fraction(certificate.lower_s) <= lower_s, f"the argument gives only {float(lower_s)} s")
     return Checked(float(lower_s), float(upper_s), argument)

@@ -41,7 +41,8 @@ def check_priced(bound: PricedBound, problem: Problem) -> tuple[Fraction, str]:
     require(min(bound.prices) >= 0 < sum(bound.prices) < np.inf, "the prices are no prices")
     require(bool(bound.minorants), "there is no function below the step times")
     require(
-        all(len(one) == len(bound.minorants) and min(one) >= 0 for one in bound.multipliers),
+        len(bound.multipliers) > 0
+        and all(len(one) == len(bound.minorants) and min(one) >= 0 for one in bound.multipliers),
         "the multipliers are not one for each function, or negative",
     )
     require(bound.label_s > 0 and bound.classes >= 1, "the labels have no grid")
@@ -378,7 +379,7 @@ def _labels(bound: PricedBound, length: int, parts: list[tuple[_Part, Fraction]]
         seconds += part.steps(length) * np.array([float(rise) for rise in part.rises])
         context_s += float(part.c) * float(context)
     seconds += context_s + prefill_s
-    spread = 0.6180339887498949 * rank % 1.0
+    spread = 0.6180339887498949 * rank % 1.0 + 1e-9
     return np.floor(seconds / bound.label_s + spread).astype(np.int64)
 
 

@@ -300,7 +300,7 @@ def _labels(part: KindPrices, engine: _Engine) -> list[Ints]:
     by_rank_s = _by_rank(part)
     ranks = max(map(len, by_rank_s), default=1)
     last_s = [float(rise) for rise in by_rank_s[-1]] if by_rank_s else []
-    spread = 0.6180339887498949 * np.arange(ranks) % 1.0
+    spread = 0.6180339887498949 * np.arange(ranks) % 1.0 + 1e-9
     found = []
     for one in engine.requests:
         if last_s:

@@ -87,6 +87,7 @@ BEYOND = 1.1  # labels are told apart up to this share of the makespan of the pl
 MOST_MINORANTS, LEAST_COVERED = 8, 9e-4  # if no request waits; share of the plan's seconds that one more adds
 SMOOTH, SMOOTH_STEPS = 0.02, 8  # share of the requests that move together at first; steps until half as many
 GOLDEN = 0.6180339887498949
+AGREED = 1e-9  # of a label
 
 
 @dataclass(frozen=True)
@@ -122,12 +123,14 @@ class PricedBound:
 def labels(cost_s: Floats, label_s: float) -> Ints:
     """``[n, ranks]`` label of each request at each rank: its cost on the grid, rounded.
 
-    Up or down by rank, evenly spread, so that the label of a set of many short requests is still about right.
+    Up or down by rank, evenly spread, so that the label of a set of many short requests is still about right;
+    and up by a hair, so that who computes costs in another order, as a checker does, has the same label where
+    they are on the grid.
 
     >>> labels(np.array([[2.5, 0.5, 0.5, 0.5]]), 1.0)
     array([[2, 1, 0, 1]])
     """
-    shift = GOLDEN * np.arange(cost_s.shape[1]) % 1.0
+    shift = GOLDEN * np.arange(cost_s.shape[1]) % 1.0 + AGREED
     return np.asarray(np.floor(cost_s / label_s + shift).astype(np.int64))
 
 

@@ -200,6 +200,7 @@ class _Side:
         ]
         by_rank = [*(one.longest_s for one in self.crowds), *(one.rises_s for one in self.concave)]
         ranks = max(map(len, by_rank), default=1)
+        self.ranks = np.array([len(rises) for rises in by_rank], dtype=np.int64)
         self.rises = np.array([_padded(rises, ranks) for rises in by_rank]).reshape(-1, ranks)
         self.fixed_s = [self.loads.crowd_s(one) for one in self.crowds]
         self.fixed_s += [one.c_s * self.loads.context + self.loads.prefill_s for one in self.concave]
@@ -207,8 +208,6 @@ class _Side:
         led = self.loads.output[asked.first]
         rows = [self.loads.constant_s(row, led) for row in self.rows]
         self.constant_s = np.array([*rows, *np.zeros((len(self.rises), len(led)))])
-        self.most_before = self._most_before(asked.upper_s)
-        self.leader = np.where(self.most_before >= 0, asked.leader, -1)
 
     def _rows(self, minorants: Sequence[Minorant], asked: "_Asked") -> Iterator[Row]:
         trace, kind = asked.problem.trace, self.kind
@@ -227,11 +226,14 @@ class _Side:
                     if cache and start > 1:
                         yield Row("recompute", one, start)
 
-    def _most_before(self, upper_s: float) -> Ints:
-        """``[n]`` longer requests that an engine done by ``upper_s`` can hold besides each; -1: not it."""
+    def most_before(self, upper_s: float, chosen: Ints) -> Ints:
+        """``[n]`` longer requests that an engine done by ``upper_s`` can hold besides each; -1: not it.
+
+        By the ``chosen`` rows of ``rises``, as a checker is told of no others.
+        """
         n = len(self.fits)
         most = np.arange(n)
-        for rise in self.rises:
+        for rise in self.rises[chosen]:
             seconds = np.cumsum(_padded(tuple(rise), n))
             fitting = np.searchsorted(seconds, upper_s * (1 + 1e-9) / self.loads.output, side="right") - 1
             most = np.minimum(most, fitting)
@@ -259,22 +261,25 @@ class _Program:
     """One kind's dynamic program: the inequalities that its multipliers use, and the labels."""
 
     def __init__(self, asked: "_Asked", side: _Side, multipliers: Floats) -> None:
-        self.side, self.leader, self.most_before = side, side.leader, side.most_before
+        self.side = side
         self.used = np.flatnonzero(multipliers.max(axis=0) > 0)
         self.multipliers = multipliers[:, self.used]
         self.total = self.multipliers.sum(axis=1)
         flat = len(side.rows)
-        ranks = side.rises.shape[1] if (self.used >= flat).any() else 1
+        by_rank = self.used[self.used >= flat] - flat
+        self.most_before = side.most_before(asked.upper_s, by_rank)
+        self.leader = np.where(self.most_before >= 0, asked.leader, -1)
+        ranks = int(side.ranks[by_rank].max(initial=1))
         n = len(side.fits)
         cost_s = np.empty((len(self.used), n, ranks))
         for place, q in enumerate(self.used):
             if q < flat:
                 cost_s[place] = side.flat_s[q][:, None]
             else:
-                by_rank_s = side.loads.output[:, None] * side.rises[q - flat]
+                by_rank_s = side.loads.output[:, None] * side.rises[q - flat, :ranks]
                 cost_s[place] = by_rank_s + side.fixed_s[q - flat][:, None]
         self.cost_s = cost_s
-        states = int((np.minimum(side.most_before, ranks) + 1).sum())
+        states = int((np.minimum(self.most_before, ranks) + 1).sum())
         work = WORK // max(1, len(asked.sides) * states * len(multipliers))
         self.classes = int(min(MOST_CLASSES, max(FEWEST_CLASSES, work)))
         self.label_s = BEYOND * asked.upper_s / self.classes

@@ -274,9 +274,8 @@ def _pace_of_last(run: Run, fleet: Fleet, pace: Floats) -> float:
     """Of ``pace``, ``[engines of fleet]``, that of the GPUs on which the run came to its end."""
     done = np.where(run.completed, run.finish_s, -np.inf)
     last = set(run.engines[run.engine[int(np.argmax(done))]].gpus or ())
-    return float(
-        np.mean([pace[i] for i, engine in enumerate(fleet.engines) if last & set(engine.gpus or ())])
-    )
+    shared = [bool(last & set(engine.gpus or ())) for engine in fleet.engines]
+    return float(pace[shared].mean() if any(shared) else pace.mean())
 
 
 def _others(trace: Trace, *, batches: int, prompts: int, samples: int, seed: int) -> list[Batch]:

@@ -43,7 +43,7 @@ def vllm_python(python: str | Path | None = None) -> str:
     named = python or os.environ.get(PYTHON)
     if named is not None:
         if not os.access(named, os.X_OK):
-            raise InputError(f"{named}: expected a Python interpreter that can import vllm")
+            raise InputError(f"{named}: expected a Python interpreter that has the engine's package")
         return str(named)
     if importlib.util.find_spec("vllm") is None:
         raise InputError(
