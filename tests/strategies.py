@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tailopt.engine.profile import Draft, EngineProfile, ShapeProfile
 from tailopt.engine.speculation import Speculation
 from tailopt.engine.step_time import Affine, MaxAffine, Power, StepTime, Table
-from tailopt.oracle.brute import MOST_FOLLOWED
 from tailopt.plan import DROPPED, SHARED_QUEUE, Engine, Fleet, Plan, ReviewPoint, View
 from tailopt.trace import Trace
 
@@ -251,10 +250,3 @@ class RandomPolicy:
             ReviewPoint("time", float(np.ceil(round(4 * view.now_s, 6)) + rng.integers(1, 100)) / 4),
         ]
         return tuple(points[i] for i in rng.permutation(5)[: rng.integers(0, 5)])
-
-
-def may_beat_brute_force(plan: Plan) -> bool:
-    """Limits follow finishes on an engine with more requests than brute force tries these for."""
-    return any(
-        engine.limits and (plan.engine_of == e).sum() > MOST_FOLLOWED for e, engine in enumerate(plan.engines)
-    )

@@ -630,7 +630,7 @@ def test_killed_and_resumed(lines: int, tmp_path: Path) -> None:
     record = read_record(path)
     check(run, BATCH, record)
     assert not before.all_finished
-    assert len(run.reviews) in (1, 2)  # on a busy machine only three may be left at the first
+    assert len(run.reviews) == 2
     assert all(new[: len(old)] == old for old, new in zip(before.tokens, record.ledger().tokens, strict=True))
     done = before.finished
     assert np.array_equal(run.finish_s[done], before.finish_s[done])

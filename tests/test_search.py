@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from strategies import affine_terms, fleet_of, fleets, may_beat_brute_force, traces
+from strategies import affine_terms, fleet_of, fleets, traces
 
 from tailopt.engine.step_time import Affine, Power
 from tailopt.errors import InputError
@@ -111,7 +111,7 @@ def bracketed(problem: Problem, *, orders: bool) -> Certificate:
     certificate = solve(problem, method="search")
     optimum_s, _ = brute_force(problem, orders=orders)
     assert certificate.lower_s <= optimum_s * SLACK
-    assert optimum_s <= certificate.upper_s * SLACK or may_beat_brute_force(certificate.plan)
+    assert optimum_s <= certificate.upper_s * SLACK
     first = staircase(problem)
     assert certificate.lower_s >= first.lower_s / SLACK
     assert certificate.upper_s <= first.upper_s * SLACK

@@ -104,10 +104,12 @@ def fleet_of(engine: str, shape: str | None, gpus: int | None) -> "Fleet":
 
 
 def check_target(out: Path, sources: Sequence[str], force: bool) -> None:
-    """Refuse to write over what is read, or, unless told to, over anything."""
+    """Refuse a folder that is not there, to write over what is read, or, unless told to, over anything."""
     from tailopt.errors import InputError
     from tailopt.files import is_file, is_folder
 
+    if not is_folder(out.parent):
+        raise InputError(f"{out}: cannot be written (there is no folder {out.parent})")
     if not is_file(out):
         return
     for source in map(Path, sources):

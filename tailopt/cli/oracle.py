@@ -228,7 +228,6 @@ def _check_switch(
 def _check_targets(plan: Path | None, figure: Path | None, sources: Sequence[str]) -> None:
     """Refuse, before anything is computed, files that cannot be written in the end."""
     from tailopt.errors import InputError
-    from tailopt.files import is_folder
 
     if figure is not None:
         from tailopt.report.figure import require_figures, suffix_of
@@ -238,8 +237,6 @@ def _check_targets(plan: Path | None, figure: Path | None, sources: Sequence[str
     for out in (plan, figure):
         if out is not None:
             check_target(out, sources, force=True)
-            if not is_folder(out.parent):
-                raise InputError(f"{out}: cannot be written (there is no folder {out.parent})")
     if plan is not None and plan == figure:
         raise InputError(f"{plan}: is both --plan and --figure, expected two files")
 

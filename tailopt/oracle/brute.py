@@ -17,7 +17,7 @@ from tailopt.plan import Engine, Fleet, Plan
 from tailopt.simulate.reference import simulate_reference
 
 MOST_PLANS = 200_000
-MOST_FOLLOWED = 3
+MOST_FOLLOWED = 4
 
 Limits = tuple[int, ...]  # before the first finish, after it, after the second, ...
 

@@ -101,11 +101,7 @@ def backward(
         if head < n and now < len(running):
             lacking = full + held[queue[head]] + output[queue[head]] - cache
             until = min(until, step + max(1, -(-lacking // now)))
-        middle = full - 0.5 * now * (until - step)
-        tau = 0.0
-        for piece in range(len(slope_s)):
-            tau = max(tau, base_s[piece, now] + slope_s[piece] * middle)
-        seconds += (until - step) * tau
+        seconds += (until - step) * _step_seconds(now, full - 0.5 * now * (until - step), base_s, slope_s)
         if seconds > stop_s:
             return np.inf
         full -= now * (until - step)
@@ -182,11 +178,7 @@ def carry_out(
         overflow = now > 1 and room < steps
         if overflow:
             steps = max(0, room)
-        middle = full + 0.5 * now * steps
-        tau = 0.0
-        for piece in range(len(slope_s)):
-            tau = max(tau, base_s[piece, now] + slope_s[piece] * middle)
-        seconds += steps * tau
+        seconds += steps * _step_seconds(now, full + 0.5 * now * steps, base_s, slope_s)
         if seconds > stop_s:
             return np.inf
         step += steps
@@ -209,6 +201,15 @@ def carry_out(
                 following = min(following, end[kept])
                 kept += 1
         now = kept
+
+
+@njit(cache=True)
+def _step_seconds(now: int, kv_tokens: float, base_s: Floats, slope_s: Floats) -> float:
+    """Of a step of so many requests that hold so many tokens."""
+    tau = 0.0
+    for piece in range(len(slope_s)):
+        tau = max(tau, base_s[piece, now] + slope_s[piece] * kv_tokens)
+    return tau
 
 
 @njit(cache=True)

@@ -45,6 +45,9 @@ LIVES = 3
 BREATH_S = 0.002
 """After something was heard, wait so long for more, rather than spend a core on waking up for each step."""
 
+SLOWER = 1.1
+"""How much an engine's pace may have fallen from one step to the next."""
+
 LONG_BREATH_S = 0.05
 """The same, where nothing can be to decide for long: the driver takes time from engines that it measures."""
 
@@ -94,7 +97,7 @@ class _Seat:
     blockers: set[int] = field(default_factory=set)
     asked_s: float = 0.0  # when it was told to start or to close
     heard_s: float = 0.0
-    token_s: float = 0.0  # what a token took in its last step
+    token_s: float = 0.0  # what a token takes, lately and at best
     drain_s: float = 0.0
     ended_s: float = 0.0  # when it was to close and had ended its last step
     paused: bool = True
@@ -664,7 +667,9 @@ class EngineBackend:
             pass  # what an engine that was kept had still to say
         elif what == "step":
             facts = {key: value for key, value in event.items() if key != "event"}
-            seat.token_s = event["s"] / max(1, *(len(new) for _, *new in event["new"]), 1)
+            token_s = event["s"] / max(1, *(len(new) for _, *new in event["new"]), 1)
+            # one late step says nothing of the next ones, and a driver that waits for it misses a review
+            seat.token_s = min(token_s, SLOWER * seat.token_s or token_s)
             self._note({"kind": "step", "engine": number, **facts, "t": event["t"] - self._zero_s})
         elif what == "aborted":
             if event["absent"]:
