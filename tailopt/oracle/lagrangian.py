@@ -64,6 +64,7 @@ from tailopt.oracle.lagrangian_minorant import (
     ray_minorants,
     switched_minorants,
 )
+from tailopt.oracle.lagrangian_start import starts
 from tailopt.oracle.minorant import SHRINK
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.units import Units, lines_of, shared_prefill
@@ -156,11 +157,11 @@ class Ascent:
             if clock() > deadline_s or self.best_s >= self.asked.upper_s * (1 - CLOSE):
                 break
             if self._at is None:
-                for prices in self.asked.first_prices():
-                    self._look(self.asked.evaluate(prices))
+                for prices, relative in self.asked.first_prices():
+                    self._look(self.asked.evaluate(prices, relative))
                 self._at = self.best
             else:
-                self._look(self.asked.evaluate(self._at.moved()))
+                self._look(self.asked.evaluate(self._at.moved(), self._at.relative))
 
     def _look(self, found: "Priced") -> None:
         refuted_s = found.refuted_s(self.best_s)
@@ -244,15 +245,17 @@ class Asked:
         )
         self.cost_s += self.fixed_s[:, :, None]
         self.most_before = self._most_before()
-        states = int(self._states()) * len(self.mixes)
-        fine = WORK // (states * LEVELS) >= FINE and len(self.mixes) <= MANY
+        states = int(self._states())
+        self.starts = starts(self.cost_s, upper_s) if ranks <= 2 else []
+        fine = WORK // (states * len(self.mixes) * LEVELS) >= FINE and len(self.mixes) <= MANY
         self.levels = LEVELS if fine else FEW_LEVELS
-        self.classes = min(MOST_CLASSES, max(FEWEST_CLASSES, WORK // (states * self.levels)))
+        most = max((len(start.multipliers) for start in self.starts), default=len(self.mixes) * self.levels)
+        self.classes = min(MOST_CLASSES, max(FEWEST_CLASSES, WORK // (states * most)))
         self.label_s = BEYOND * upper_s / self.classes
         self.label = labels(self.cost_s[0], self.label_s)
         self.spare: list[Floats] = []
         self.layout = layout(self.label, self.most_before, self.leader, self.classes, True)
-        self.marks = np.zeros(self.layout[0].max() * (1 + len(self.mixes) * (self.levels + 1)), np.uint8)
+        self.marks = np.zeros(self.layout[0].max() * (1 + len(self.mixes) + most), np.uint8)
 
     def _part(self, minorant: ConcaveMinorant, first: int, last: int | None) -> "_Part":
         """What the steps of each request cost for which a function holds."""
@@ -374,8 +377,18 @@ class Asked:
             low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
         return low
 
-    def first_prices(self) -> list[Floats]:
-        """Prices to start from: what a request costs in the plan at hand, by what binds there."""
+    def first_prices(self) -> list[tuple[Floats, Floats | None]]:
+        """Prices to start from, with multipliers that go with them if they are known, in units of a level."""
+        if self.starts:
+            return [(one.prices, one.multipliers / self._level_s(one.prices)) for one in self.starts]
+        return [(prices, None) for prices in self._in_plan()]
+
+    def _level_s(self, prices: Floats) -> float:
+        """All prices over all engines' time."""
+        return float(prices.sum() / (self.engines * self.upper_s))
+
+    def _in_plan(self) -> list[Floats]:
+        """What a request costs in the plan at hand, by what binds there."""
         alike = [self._costs_in_plan([q] * self.engines) for q in range(len(self.minorants))]
         if len(alike) == 1:
             return alike
@@ -410,15 +423,20 @@ class Asked:
             cheapest, before = np.minimum(cheapest, scale * cost_s), cost_s
         return cheapest
 
-    def evaluate(self, prices: Floats) -> "Priced":
-        """The dynamic program at these prices."""
-        level_s = prices.sum() / (self.engines * self.upper_s)
-        levels = level_s * np.geomspace(LEAST_LEVEL, MOST_LEVEL, self.levels)
-        levels = np.append(levels, min(1.0, MOST_LEVEL * level_s))  # 1: as prices start, for the first engine
-        multipliers = (levels[:, None, None] * self.mixes).reshape(-1, len(self.minorants))
+    def evaluate(self, prices: Floats, relative: Floats | None = None) -> "Priced":
+        """The dynamic program at these prices and multipliers; None: each minorant's, at all levels."""
+        level_s = self._level_s(prices)
+        if relative is None:
+            levels = level_s * np.geomspace(LEAST_LEVEL, MOST_LEVEL, self.levels)
+            levels = np.append(levels, min(1.0, MOST_LEVEL * level_s))  # 1: as prices start, first engine
+            multipliers = (levels[:, None, None] * self.mixes).reshape(-1, len(self.minorants))
+        else:
+            multipliers = level_s * relative
         multipliers = np.concatenate([np.zeros((1, len(self.minorants))), multipliers])
         shape = len(self.first), len(multipliers), self.classes + 1
-        table = self.spare.pop() if self.spare else np.empty(shape)
+        table = self.spare.pop() if self.spare else np.empty(0)
+        if table.shape != shape:
+            table = np.empty(shape)
         tabulate(
             self.cost_s,
             self.label,
@@ -431,7 +449,7 @@ class Asked:
             table,
             True,
         )
-        return Priced(self, prices, multipliers, table)
+        return Priced(self, prices, relative, multipliers, table)
 
 
 @dataclass(frozen=True, eq=False)
@@ -446,8 +464,11 @@ class _Part:
 class Priced:
     """Prices, and what their dynamic program says."""
 
-    def __init__(self, asked: Asked, prices: Floats, multipliers: Floats, table: Floats) -> None:
-        self.asked, self.prices, self.multipliers, self.table = asked, prices, multipliers, table
+    def __init__(
+        self, asked: Asked, prices: Floats, relative: Floats | None, multipliers: Floats, table: Floats
+    ) -> None:
+        self.asked, self.prices, self.relative = asked, prices, relative
+        self.multipliers, self.table = multipliers, table
         self.multiplier_sum = multipliers.sum(axis=1)
         self.prefix = np.concatenate([[0.0], np.cumsum(np.bincount(asked.unit, prices))])
         units = len(asked.first)
@@ -498,7 +519,8 @@ class Priced:
 
     def moved(self) -> Floats:
         """Prices a step along it, long enough to use the surplus up."""
-        return np.asarray(self.prices * np.maximum(1 - self.move, LEAST_CHANGE))
+        prices = np.asarray(self.prices * np.maximum(1 - self.move, LEAST_CHANGE))
+        return prices if self.relative is None else prices * (self.prices.sum() / prices.sum())
 
     def argument(self, lower_s: float, places: int = 0, states: int = 0) -> PricedBound:
         """The bound, with all that proves it."""
