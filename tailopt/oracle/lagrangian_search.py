@@ -14,9 +14,10 @@ what new engines led by unplaced units collect do not pay for everything, no pla
 When no beginning is left, T is refuted; a beginning that is a whole plan is a better plan. Mostly some dozens
 of beginnings, of some dozens of requests, decide.
 
-Trials go first to the plan at hand, within rounding: if that is refuted it is optimal. Else half-way to the
-bound, whether a plan was found (by the minorants: the engines may be slower than these) or the trial given up
-after so many states. It is tried again with more states when the prices are better.
+Trials go first to the plan at hand, within rounding: if that is refuted it is optimal. Then half-way to the
+bound if a plan was found (by the minorants: the engines may be slower than these), much closer to it if the
+trial was given up after so many states. It is tried again with more states when the prices are better, from a
+little beyond where it was given up, and further beyond as long as trials are refuted.
 """
 
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from tailopt.oracle.lagrangian_search_kernel import BLOCK, FOUND, REFUTED, explo
 
 TABLE_BYTES = 80_000_000  # of the rows F, which decide how many requests can be placed
 PROBES, MOST_TRIALS = 5, 60  # trials given up, and trials in all, in one search
+CLOSER, FURTHER = 4.0, 4.0  # how many times closer to the bound, or further from it, the next trial is
 FIRST_PACE = 1e5  # states a second, until it is known
 LEAST_TIMED = 1_000  # states from which on a trial says how fast it goes
 WIDTH = 1e-7  # share of the makespan at which two trials are one
@@ -44,12 +46,14 @@ class Searched:
         lower_s: refuted; 0 if nothing was.
         places, states: requests placed and states looked at when it was.
         plans: ``[u]`` engines of plans that the minorants say are done in time, the best one last.
+        given_up_s: least makespan at which a trial was given up; infinity if none was.
     """
 
     lower_s: float
     places: int
     states: int
     plans: list[Ints]
+    given_up_s: float
 
 
 class PricedSearch:
@@ -80,16 +84,21 @@ class PricedSearch:
         )  # fmt: skip
         return outcome, states, places, engine_of
 
-    def narrow(self, lower_s: float, upper_s: float, most_states: int, deadline_s: float) -> Searched:
+    def narrow(
+        self, lower_s: float, upper_s: float, most_states: int, deadline_s: float, given_up_s: float = np.inf
+    ) -> Searched:
         """Refute what can be refuted, and find what can be found, between a bound and a plan at hand.
 
         Args:
             lower_s, upper_s: the bound and the plan's makespan.
             most_states: after which a trial is given up.
             deadline_s: :func:`time.perf_counter` at which to stop.
+            given_up_s: what the search before had to give up.
         """
-        searched = Searched(0.0, 0, 0, [])
-        trial_s, given_up = upper_s * (1 - OPTIMAL_GAP / 2), 0
+        searched = Searched(0.0, 0, 0, [], np.inf)
+        last_s, given_up = upper_s * (1 - OPTIMAL_GAP / 2), 0
+        least_s = (upper_s - lower_s) / CLOSER**PROBES
+        trial_s = min(last_s, lower_s + FURTHER * max(least_s, given_up_s - lower_s))
         for _ in range(MOST_TRIALS):
             allowed = min(most_states, max(0.0, deadline_s - clock()) * self.pace)
             if given_up == PROBES or allowed < 1:
@@ -101,15 +110,18 @@ class PricedSearch:
             if outcome == FOUND:
                 searched.plans.append(engine_of)
                 upper_s = min(trial_s, self.asked.seconds_of(engine_of))
+                trial_s = (lower_s + upper_s) / 2
             elif outcome == REFUTED:
                 searched.lower_s, searched.places, searched.states = trial_s, places, states
-                lower_s = trial_s
+                further_s = trial_s + FURTHER * (trial_s - lower_s)
+                lower_s, middle_s = trial_s, (trial_s + upper_s) / 2
+                trial_s = min(last_s, further_s) if upper_s >= last_s else min(middle_s, further_s)
             else:
-                upper_s = trial_s
+                searched.given_up_s = upper_s = trial_s
+                trial_s = lower_s + (upper_s - lower_s) / CLOSER
                 given_up += 1
             if upper_s - lower_s <= WIDTH * upper_s:
                 break
-            trial_s = (lower_s + upper_s) / 2
         return searched
 
 

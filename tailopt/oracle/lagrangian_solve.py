@@ -110,7 +110,7 @@ class _Refined:
         asked = Asked(self.problem, self.units, self._engine_of_units(self.run.plan), upper_s)
         ascent = Ascent(asked)
         iterations, states = ITERATIONS, STATES
-        search, searched_at, share = None, 0.0, PRICES_SHARE
+        search, searched_at, share, given_up_s = None, 0.0, PRICES_SHARE, np.inf
         for _ in range(MOST_ROUNDS if self.limited else ROUNDS):
             now = clock()
             if now > self.deadline_s or self.optimal:
@@ -123,7 +123,8 @@ class _Refined:
             if search is None or ascent.best_s > searched_at:  # prices may be worth nothing at first
                 search = PricedSearch(priced)
                 searched_at = ascent.best_s
-            searched = search.narrow(self.lower_s, self.run.makespan_s, states, self.deadline_s)
+            searched = search.narrow(self.lower_s, self.run.makespan_s, states, self.deadline_s, given_up_s)
+            given_up_s = searched.given_up_s
             share = PRICES_SHARE if searched.lower_s > 0 or searched.plans else MORE_SHARE
             for engine_of in searched.plans:
                 self._simulated(engine_of)
