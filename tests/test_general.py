@@ -269,6 +269,25 @@ def test_no_order_beats_a_minorant_that_switches(
     below_the_optimum(problem, orders=True)
 
 
+def test_the_linear_program_says_more_than_steps_from_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its prices and multipliers, as they are, against several steps from what requests cost in the plan."""
+    from tailopt.oracle import lagrangian
+
+    tau = MaxAffine(((12e-3, 1e-5, 1e-8), (8e-3, 3e-5, 9e-8)))
+    lengths = np.random.default_rng(8).lognormal(9, 0.6, 150).astype(int)
+    problem = Problem(Trace.of([[int(one)] for one in lengths]), fleet_of(tau, 4))
+    units, quick = units_of(problem), staircase(problem)
+    engine_of = quick.plan.engine_of[[members[0] for members in units.members]]
+    first = Ascent(Asked(problem, units, engine_of, quick.upper_s))
+    monkeypatch.setattr(lagrangian, "starts", lambda cost_s, makespan_s: [])
+    from_plan = Ascent(Asked(problem, units, engine_of, quick.upper_s))
+    first.climb(1)
+    assert first.best is not None
+    assert check_priced(first.best.argument(first.best_s), problem) == (Fraction(first.best_s), "prices")
+    from_plan.climb(6)
+    assert first.best_s > from_plan.best_s
+
+
 def test_a_switch_is_verified_and_used() -> None:
     """Few requests with long contexts: an engine is on the flat piece at first and on the steep one later."""
     tau = MaxAffine(((12e-3, 1e-5, 1e-8), (8e-3, 3e-5, 9e-8)))

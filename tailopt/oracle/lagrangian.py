@@ -47,6 +47,7 @@ the engines of the best leaders leave out should cost more, one that several tak
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter as clock
 
 import numpy as np
@@ -54,7 +55,7 @@ import numpy as np
 from tailopt.arrays import Floats, Ints
 from tailopt.engine.decode_time import context_read
 from tailopt.engine.step_time import Lines
-from tailopt.oracle.lagrangian_kernel import collect, layout, most_collected, tabulate, worth
+from tailopt.oracle.lagrangian_kernel import Marks, collect, layout, most_collected, tabulate, worth
 from tailopt.oracle.lagrangian_minorant import (
     ConcaveMinorant,
     SwitchedMinorant,
@@ -67,6 +68,7 @@ from tailopt.oracle.lagrangian_minorant import (
 from tailopt.oracle.lagrangian_start import starts
 from tailopt.oracle.minorant import SHRINK
 from tailopt.oracle.problem import Problem
+from tailopt.oracle.side_by_side import halves, side_by_side
 from tailopt.oracle.units import Units, lines_of, shared_prefill
 
 Minorant = ConcaveMinorant | SwitchedMinorant
@@ -437,19 +439,20 @@ class Asked:
         table = self.spare.pop() if self.spare else np.empty(0)
         if table.shape != shape:
             table = np.empty(shape)
-        tabulate(
-            self.cost_s,
-            self.label,
-            self.most_before,
-            prices,
-            multipliers,
-            self.leader,
-            *self.layout,
-            self.marks,
-            table,
-            True,
-        )
-        return Priced(self, prices, relative, multipliers, table)
+        numbers = int(self.layout[0].max()) * len(multipliers)
+        parts = halves(len(multipliers), numbers)
+        side_by_side([partial(self._tabulate, prices, multipliers, part, table) for part in parts])
+        return Priced(self, prices, relative, multipliers, parts, table)
+
+    def _tabulate(self, prices: Floats, multipliers: Floats, part: slice, table: Floats) -> None:
+        """The dynamic program for part of the multipliers."""
+        tabulate(self.cost_s, self.label, self.most_before, prices, multipliers[part], self.leader,
+                 *self.layout, self.marks_of(part), table[:, part], True)  # fmt: skip
+
+    def marks_of(self, part: slice) -> Marks:
+        """Where the marks of part of the multipliers are."""
+        size = int(self.layout[0].max())
+        return self.marks[part.start * size : part.stop * size]
 
 
 @dataclass(frozen=True, eq=False)
@@ -465,10 +468,16 @@ class Priced:
     """Prices, and what their dynamic program says."""
 
     def __init__(
-        self, asked: Asked, prices: Floats, relative: Floats | None, multipliers: Floats, table: Floats
+        self,
+        asked: Asked,
+        prices: Floats,
+        relative: Floats | None,
+        multipliers: Floats,
+        parts: list[slice],
+        table: Floats,
     ) -> None:
         self.asked, self.prices, self.relative = asked, prices, relative
-        self.multipliers, self.table = multipliers, table
+        self.multipliers, self.parts, self.table = multipliers, parts, table
         self.multiplier_sum = multipliers.sum(axis=1)
         self.prefix = np.concatenate([[0.0], np.cumsum(np.bincount(asked.unit, prices))])
         units = len(asked.first)
@@ -482,10 +491,15 @@ class Priced:
 
     def surplus(self, makespan_s: float) -> float:
         """What engines done by then can collect at most, over the sum of all prices; negative: not enough."""
-        worth(self.table, self.multiplier_sum, makespan_s, self.value, self.label, self.chosen)
+        rows = halves(len(self.value), self.table.size)
+        side_by_side([partial(self._worth, makespan_s, part) for part in rows])
         slack = MARGIN * float(self.prefix[-1])
         collected = most_collected(self.value, self.prefix, slack, self.leaders)
         return collected - (float(self.prefix[-1]) - slack)
+
+    def _worth(self, makespan_s: float, rows: slice) -> None:
+        worth(self.table[rows], self.multiplier_sum, makespan_s,
+              self.value[rows], self.label[rows], self.chosen[rows])  # fmt: skip
 
     def refuted_s(self, known_s: float) -> float:
         """The largest makespan that bisection finds refuted; 0 if ``known_s`` is not."""
@@ -505,9 +519,11 @@ class Priced:
         asked, surplus = self.asked, self.surplus(makespan_s)
         times = np.full(len(self.prices), -1.0)
         for leader in self.leaders[self.leaders >= 0]:
-            collect(asked.label, asked.most_before, *asked.layout, asked.marks, len(self.multipliers),
-                    asked.classes, int(asked.first[leader]), int(self.label[leader]),
-                    int(self.chosen[leader]), times)  # fmt: skip
+            k = int(self.chosen[leader])
+            part = next(part for part in self.parts if k < part.stop)
+            collect(asked.label, asked.most_before, *asked.layout, asked.marks_of(part),
+                    part.stop - part.start, asked.classes, int(asked.first[leader]), int(self.label[leader]),
+                    k - part.start, times)  # fmt: skip
         scaled = times * self.prices
         move = smoothed(scaled, width)
         self.move = max(0.0, surplus) / max(float(scaled @ move), 1e-300) * move

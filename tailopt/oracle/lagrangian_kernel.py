@@ -48,7 +48,7 @@ def layout(label: Ints, most_before: Ints, leader: Ints, classes: int, folded: b
     return start, count
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def tabulate(
     cost_s: Floats,
     label: Ints,
@@ -202,7 +202,7 @@ def fold(most: Floats, top: Ints, label: Ints) -> None:
         top[r] = min(top[r], limit)
 
 
-@njit(cache=True, fastmath={"nnan", "nsz"})
+@njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})
 def worth(
     table: Floats, multiplier_sum: Floats, makespan_s: float, value: Floats, label: Ints, chosen: Ints
 ) -> None:

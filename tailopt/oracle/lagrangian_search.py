@@ -21,6 +21,7 @@ little beyond where it was given up, and further beyond as long as trials are re
 """
 
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter as clock
 
 import numpy as np
@@ -28,7 +29,16 @@ import numpy as np
 from tailopt.arrays import Floats, Ints
 from tailopt.oracle.certificate import OPTIMAL_GAP
 from tailopt.oracle.lagrangian import MARGIN, Priced
-from tailopt.oracle.lagrangian_search_kernel import BLOCK, FOUND, REFUTED, explore, highest, rests
+from tailopt.oracle.lagrangian_search_kernel import (
+    BLOCK,
+    FOUND,
+    GIVEN_UP,
+    REFUTED,
+    explore,
+    highest,
+    rests,
+)
+from tailopt.oracle.side_by_side import WORTH_IT, cores, halves, side_by_side
 
 TABLE_BYTES = 80_000_000  # of the rows F, which decide how many requests can be placed
 PROBES, MOST_TRIALS = 5, 60  # trials given up, and trials in all, in one search
@@ -36,6 +46,9 @@ CLOSER, FURTHER = 4.0, 4.0  # how many times closer to the bound, or further fro
 FIRST_PACE = 1e5  # states a second, until it is known
 LEAST_TIMED = 1_000  # states from which on a trial says how fast it goes
 WIDTH = 1e-7  # share of the makespan at which two trials are one
+
+Trial = tuple[int, int, int, Ints]
+"""Whether a makespan is refuted, a plan found, or it was given up; states, places, and the plan."""
 
 
 @dataclass
@@ -66,23 +79,43 @@ class PricedSearch:
         n, ranks = len(asked.length), asked.cost_s.shape[2]
         self.start = row_starts(n, ranks, TABLE_BYTES // row_bytes)
         self.rest: Floats = np.empty((self.start[-1], len(priced.multipliers), asked.classes + 1))
-        rests(asked.cost_s, asked.label, asked.most_before, priced.prices, priced.multipliers,
-              self.start, self.rest)  # fmt: skip
         rows, k_max, classes = self.rest.shape
         self.high: Floats = np.empty((rows, k_max, -(-classes // BLOCK)))
-        highest(self.rest, self.high)
+        side_by_side([partial(self._rests, part) for part in halves(k_max, self.rest.size)])
+        side_by_side(
+            [partial(highest, self.rest[part], self.high[part]) for part in halves(rows, self.rest.size)]
+        )
 
-    def explore(self, makespan_s: float, most_states: int) -> tuple[int, int, int, Ints]:
+    def _rests(self, part: slice) -> None:
+        asked, priced = self.asked, self.priced
+        rests(asked.cost_s, asked.label, asked.most_before, priced.prices, priced.multipliers[part],
+              self.start, self.rest[:, part])  # fmt: skip
+
+    def explore(self, makespan_s: float, most_states: int) -> Trial:
         """Whether a makespan is refuted, a plan found, or it was given up; states, places, and the plan."""
+        self.priced.surplus(makespan_s)
+        return self._explore(makespan_s, most_states, self.priced.value.copy())
+
+    def _explore(self, makespan_s: float, most_states: int, value: Floats) -> Trial:
         asked, priced = self.asked, self.priced
         engine_of = np.zeros(len(asked.first), dtype=np.int64)
-        priced.surplus(makespan_s)
         outcome, states, places = explore(
-            asked.cost_s, asked.unit, priced.prices, priced.prefix, priced.value, priced.multipliers,
+            asked.cost_s, asked.unit, priced.prices, priced.prefix, value, priced.multipliers,
             self.start, self.rest, self.high, asked.engines, makespan_s, MARGIN * float(priced.prefix[-1]),
             most_states, engine_of,
         )  # fmt: skip
         return outcome, states, places, engine_of
+
+    def _with_next(self, makespan_s: float, next_s: float, most_states: int) -> tuple[Trial, Trial | None]:
+        """A trial, and the one that follows if it is given up, if there is a core for it."""
+        if cores() < 2 or self.priced.table.size < WORTH_IT:
+            return self.explore(makespan_s, most_states), None
+        work = []
+        for one_s in (makespan_s, next_s):
+            self.priced.surplus(one_s)
+            work.append(partial(self._explore, one_s, most_states, self.priced.value.copy()))
+        first, second = side_by_side(work)
+        return first, second
 
     def narrow(
         self, lower_s: float, upper_s: float, most_states: int, deadline_s: float, given_up_s: float = np.inf
@@ -99,14 +132,22 @@ class PricedSearch:
         last_s, given_up = upper_s * (1 - OPTIMAL_GAP / 2), 0
         least_s = (upper_s - lower_s) / CLOSER**PROBES
         trial_s = min(last_s, lower_s + FURTHER * max(least_s, given_up_s - lower_s))
+        ahead: Trial | None = None
         for _ in range(MOST_TRIALS):
             allowed = min(most_states, max(0.0, deadline_s - clock()) * self.pace)
             if given_up == PROBES or allowed < 1:
                 break
             started = clock()
-            outcome, states, places, engine_of = self.explore(trial_s, int(allowed))
-            if states > LEAST_TIMED:
-                self.pace = states / (clock() - started)
+            next_s = lower_s + (trial_s - lower_s) / CLOSER
+            if ahead is not None:
+                (outcome, states, places, engine_of), ahead = ahead, None
+            else:
+                trial, ahead = self._with_next(trial_s, next_s, int(allowed))
+                outcome, states, places, engine_of = trial
+                if states > LEAST_TIMED:
+                    self.pace = states / (clock() - started)
+            if outcome != GIVEN_UP:
+                ahead = None
             if outcome == FOUND:
                 searched.plans.append(engine_of)
                 upper_s = min(trial_s, self.asked.seconds_of(engine_of))
@@ -118,7 +159,7 @@ class PricedSearch:
                 trial_s = min(last_s, further_s) if upper_s >= last_s else min(middle_s, further_s)
             else:
                 searched.given_up_s = upper_s = trial_s
-                trial_s = lower_s + (upper_s - lower_s) / CLOSER
+                trial_s = next_s
                 given_up += 1
             if upper_s - lower_s <= WIDTH * upper_s:
                 break

@@ -16,7 +16,7 @@ BLOCK = 16
 """Classes of which it is known together what they are worth at most."""
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def rests(
     cost_s: Floats,
     label: Ints,
@@ -71,7 +71,7 @@ def write(most: Floats, rows: Floats) -> None:
             rows[r, k] = most[r, :, k]
 
 
-@njit(cache=True, fastmath={"nnan", "nsz"})  # a maximum may be taken in any order
+@njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})  # a maximum may be taken in any order
 def highest(rest: Floats, high: Floats) -> None:
     """``[rows, k, blocks]`` the highest value in each block of classes."""
     rows, k_max, classes = rest.shape
@@ -130,7 +130,7 @@ def collectable(
     return best
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def explore(
     cost_s: Floats,
     unit: Ints,

@@ -13,7 +13,8 @@ The duals of the equations are the prices, and those of the inequalities say for
 the minorants it is that binds: a multiplier. Those of leaders in use are enough, and with them few classes
 do what many did with multipliers on a grid. That an engine holds a request once only,
 :math:`x_{gp} \le (\text{requests of } g)\, y_p`, makes the program several times larger and matters where
-few long requests share an engine; so it is asked for twice, of the groups of one request and of all.
+few long requests share an engine; so there are two programs, where that holds for the groups of one request,
+and for all groups, which are smaller.
 
 All of it is a proposal: any prices and multipliers give a bound.
 """
@@ -24,7 +25,7 @@ import numpy as np
 
 from tailopt.arrays import Floats, Ints
 
-GROWTH = 0.15  # requests of a group, as a share of those before it
+GROWTH, FINER_GROWTH = 0.15, 0.08  # requests of a group, as a share of those before it
 SHARE = 0.995  # of the makespan at hand: the T that is asked for
 USED = 1e-6  # engines led by a group, or else it does not lead
 LEAST_PRICE = 1e-6  # of the highest: a price of nothing never moves
@@ -55,19 +56,22 @@ def starts(cost_s: Floats, makespan_s: float) -> list[Start]:
     >>> start.prices.round(2)
     array([0.51, 0.5 , 0.5 ])
     """
-    begin = _group_starts(cost_s.shape[1])
-    found = [_solved(cost_s, begin, SHARE * makespan_s, once) for once in (1, cost_s.shape[1])]
+    n = cost_s.shape[1]
+    found = [
+        _solved(cost_s, _group_starts(n, growth), SHARE * makespan_s, once)
+        for growth, once in ((GROWTH, 1), (FINER_GROWTH, n))
+    ]
     return [start for start in found if start is not None]
 
 
-def _group_starts(n: int) -> Ints:
+def _group_starts(n: int, growth: float) -> Ints:
     """First requests of the groups.
 
-    >>> _group_starts(16)
+    >>> _group_starts(16, 0.15)
     array([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 12, 14])
     """
     begin = [0]
-    while (after := begin[-1] + max(1, round(GROWTH * begin[-1]))) < n:
+    while (after := begin[-1] + max(1, round(growth * begin[-1]))) < n:
         begin.append(after)
     return np.array(begin)
 
