@@ -40,8 +40,9 @@ length, rank, label). The label is roughly the time of the set in units of a gri
 about equally long, which matters, since by concavity a multiplier alone would rather take everything or
 nothing. The program does not depend on T, so T is bisected on its table.
 
-**Prices** start from what each request costs in the plan at hand, and follow the subgradient: a request that
-the engines of the best leaders leave out should cost more, one that several take less.
+**Prices** start from a linear program where all functions are lines (:mod:`tailopt.oracle.lagrangian_start`),
+else from what each request costs in the plan at hand, and follow the subgradient: a request that the engines of
+the best leaders leave out should cost more, one that several take less.
 """
 
 from collections.abc import Sequence
