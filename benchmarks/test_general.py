@@ -4,7 +4,7 @@
 of the method, on the same batches in the same run, and the processor seconds that this took: on a shared
 machine they, not the clock, say how much work a gap is the result of. The first certificate is checked.
 ``TAILOPT_BATCHES`` sets how many are drawn (default 5). With ``TAILOPT_CLOCK=processor`` a limit counts
-processor seconds, as if nothing else ran; those of all threads, so keep the process to one core (``taskset``).
+processor seconds, as if nothing else ran; of all threads, so keep the process to one core (``taskset``).
 """
 
 import os

@@ -41,8 +41,8 @@ about equally long, which matters, since by concavity a multiplier alone would r
 nothing. The program does not depend on T, so T is bisected on its table.
 
 **Prices** start from a linear program where all functions are lines (:mod:`tailopt.oracle.lagrangian_start`),
-else from what each request costs in the plan at hand, and follow the subgradient: a request that the engines of
-the best leaders leave out should cost more, one that several take less.
+else from what each request costs in the plan at hand, and follow the subgradient: a request that the engines
+of the best leaders leave out should cost more, one that several take less.
 """
 
 from collections.abc import Sequence
