@@ -60,7 +60,7 @@ class Cooling:
         return power, heat * power
 
 
-EXACT = Cooling((30.0, 300.0), (5e-4, 2e-5))
+EXACT = Cooling((50.0, 300.0), (2e-4, 1e-5))
 TOLD = Cooling((80.0, 600.0), (1e-4, 1e-6))
 LIMITS = np.geomspace(0.15, 1.0, 12)  # shares of the slots that can be used, tried at first
 SHARES = (1.0, 0.99, 0.975, 0.95, 0.92, 0.88, 1.03, 1.1, 1.3)  # of the cache, for which schedules are made
