@@ -11,7 +11,8 @@ from tailopt.engine.profile import ShapeProfile
 from tailopt.engine.step_time import Affine
 from tailopt.oracle.bound_and_fill import staircase
 from tailopt.oracle.mixed_queues import Queues, queue_search
-from tailopt.oracle.mixed_queues_kernel import backward, carry_out, queue_seconds
+from tailopt.oracle.mixed_queues_kernel import backward
+from tailopt.oracle.mixed_queues_told import anneal_told, told, told_seconds
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.units import units_of
 from tailopt.plan import Engine, Fleet, Plan
@@ -46,9 +47,20 @@ def seconds(
     share: float = 1.0,
     exact: bool = False,
 ) -> float:
-    return queue_seconds(
-        np.arange(len(held)), limit, share, held, output, cache, *terms(limit), token_s, np.inf, exact
-    )
+    """Of a schedule made from its end, longest first as they come: carried out to the step, or told."""
+    n = len(held)
+    begins, order, after = np.empty((3, n), np.int64)
+    engine = held, output, int(share * cache), *terms(limit), token_s
+    seconds = backward(np.arange(n), limit, *engine, np.inf, begins)
+    if exact:
+        return seconds
+    engine = held, output, cache, *terms(limit), token_s
+    found = told(np.arange(n), begins, limit, *engine, order, after)
+    done = np.empty(n, np.int64)
+    assert told_seconds(order, after, limit, *engine, np.inf, done) == found
+    assert sorted(order.tolist()) == list(range(n))
+    assert (np.diff(after) >= 0).all()
+    return found
 
 
 def terms(limit: int) -> tuple[Floats, Floats]:
@@ -101,6 +113,22 @@ def test_schedules_from_the_end_never_overflow(
         assert runs.sum() <= limit
 
 
+def simulated_s(held: Ints, output: Ints, order: Ints, after: Ints) -> float:
+    """Of an engine whose cache is large, with the limits that say when to let each in."""
+    finished = np.arange(len(order))
+    limits = np.maximum(1, np.searchsorted(after, finished, side="right") - finished).tolist()
+    engine = Engine(1, limits[0], limits=tuple((f, limits[f]) for f in range(1, len(order))))
+    trace = Trace.of([[length] for length in output[order].tolist()], prompt_tokens=held[order].tolist())
+    return simulate(
+        trace, fleet_of(Affine(A, B, 0.0), 1), Plan.of_queues([engine], [range(len(order))])
+    ).makespan_s
+
+
+def without_context(n: int) -> tuple[Floats, Floats, float]:
+    """Step times up to n requests, and nothing for prompts."""
+    return np.where(np.arange(n + 1) > 0, A + B * np.arange(n + 1), 0.0)[None, :], np.zeros(1), 0.0
+
+
 @settings(max_examples=EXAMPLES)
 @given(queues, st.integers(50, 150), st.integers(1, 12))
 def test_limits_make_an_engine_do_what_the_model_does(
@@ -109,19 +137,41 @@ def test_limits_make_an_engine_do_what_the_model_does(
     """Where all fits, without context in the step time: to rounding. The schedule is for a smaller cache."""
     held, output = np.array(requests).T.copy()
     n = len(held)
-    begins, together = np.zeros(n, np.int64), np.zeros(n + 1, np.int64)
-    base_s, queue = np.where(np.arange(n + 1) > 0, A + B * np.arange(n + 1), 0.0)[None, :], np.arange(n)
-    times = base_s, np.zeros(1), 0.0, np.inf
-    backward(queue, min(limit, n), held, output, cache, *times, begins)
-    said_s = carry_out(queue, begins, min(limit, n), held, output, 10_000, *times, together)
-    assert together[0] >= 1
-    assert (together <= limit).all()
-    changes = tuple((f, int(together[f])) for f in range(1, n) if together[f])
-    order = np.argsort(-begins, kind="stable")
-    engine = Engine(1, int(together[0]), limits=changes)
-    trace = Trace.of([[length] for length in output[order].tolist()], prompt_tokens=held[order].tolist())
-    run = simulate(trace, fleet_of(Affine(A, B, 0.0), 1), Plan.of_queues([engine], [range(n)]))
-    assert run.makespan_s == pytest.approx(said_s)
+    begins, order, after = np.zeros((3, n), np.int64)
+    backward(np.arange(n), min(limit, n), held, output, cache, *without_context(n), np.inf, begins)
+    said_s = told(
+        np.arange(n), begins, min(limit, n), held, output, 10_000, *without_context(n), order, after
+    )
+    assert simulated_s(held, output, order, after) == pytest.approx(said_s)
+
+
+@settings(max_examples=EXAMPLES)
+@given(queues, st.integers(0, 2**32 - 1), st.booleans())
+def test_any_numbers_of_finishes_make_an_engine_do_what_the_model_does(
+    requests: list[tuple[int, int]], seed: int, annealed: bool
+) -> None:
+    """Also those that annealing comes to, on two engines of which one is looked at."""
+    held, output = np.array(requests).T.copy()
+    n, random = len(held), np.random.default_rng(seed)
+    base_s, slope_s, token_s = without_context(n)
+    orders, afters, counts = np.zeros((2, n), np.int64), np.zeros((2, n), np.int64), np.array([n, 0])
+    orders[0], afters[0] = random.permutation(n), np.sort(random.integers(0, n, n))
+    if annealed:
+        anneal_told(
+            np.arange(2), orders, afters, counts, np.ones(2), np.zeros(2, np.int64),
+            np.ones((1, n), np.bool_), held[None, :], output, np.array([10_000]), np.array([n]),
+            base_s[None], slope_s[None], np.array([token_s]), random.random((200, 7)), 20.0, 1.0, True,
+        )  # fmt: skip
+    assert sorted(np.concatenate([orders[0, : counts[0]], orders[1, : counts[1]]])) == list(range(n))
+    for order, after, count in zip(orders, afters, counts.tolist(), strict=True):
+        mine, mine_after, done = order[:count], after[:count], np.zeros(count, np.int64)
+        assert (np.diff(mine_after) >= 0).all()
+        said_s = told_seconds(
+            mine, mine_after, n, held, output, 10_000, base_s, slope_s, token_s, np.inf, done
+        )
+        if count:
+            assert (done >= output[mine]).all()
+            assert simulated_s(held, output, mine, mine_after) == pytest.approx(said_s)
 
 
 def test_the_model_is_close_to_the_simulator() -> None:
@@ -129,17 +179,17 @@ def test_the_model_is_close_to_the_simulator() -> None:
     run = simulate(problem.trace, problem.fleet, staircase(problem).plan)
     assert run.preemptions.sum() > 0
     lines = tau.step_time.lines(160)
-    said = queue_seconds(
-        run.plan.order, 160, 1.0, problem.trace.context_tokens, problem.trace.output_tokens, 60_000,
-        lines.base_s, lines.slope_s, 1 / tau.prefill_tokens_per_s, np.inf, False,
+    at_once, done = np.zeros(160, np.int64), np.zeros(160, np.int64)
+    said = told_seconds(
+        run.plan.order, at_once, 160, problem.trace.context_tokens, problem.trace.output_tokens, 60_000,
+        lines.base_s, lines.slope_s, 1 / tau.prefill_tokens_per_s, np.inf, done,
     )  # fmt: skip
+    assert run.makespan_s == pytest.approx(said, rel=0.01)
     queues = Queues(problem)
     queues.take(run.plan)
-    found = simulate(problem.trace, problem.fleet, queues.plan())
-    assert found.makespan_s == pytest.approx(said, rel=0.01)
-    queues.share()
+    queues.tell()
     better = simulate(problem.trace, problem.fleet, queues.plan())
-    assert better.makespan_s < found.makespan_s < 0.9 * run.makespan_s
+    assert better.makespan_s < 0.9 * run.makespan_s
     assert better.preemptions.sum() < 0.1 * run.preemptions.sum()
 
 

@@ -1,22 +1,29 @@
 r"""Queues where caches are full: who is where, in which order, and how many run together, all at once.
 
 Longest first is a poor order for a full cache: all begin together, it overflows, and what is preempted is
-computed again. Better is a schedule made **from its end**: the longest end together, with the cache full;
-going back they shrink, which makes room for the next longest, and the shortest are left for the beginning,
-where an empty cache fills soonest if many run. Limits that follow the finished requests make an engine keep
-to it (:mod:`tailopt.oracle.mixed_queues_kernel`), and then hardly anybody is preempted. Such a schedule
-follows from the set of requests, so annealing on
+computed again. Better is a schedule made **from its end** (:mod:`tailopt.oracle.mixed_queues_kernel`): the
+longest end together, with the cache full; going back they shrink, which makes room for the next longest, and
+the shortest are left for the beginning, where an empty cache fills soonest if many run. It follows from the
+set of requests, so annealing on
 
 .. math:: \sum_e (T_e / T)^{p}
 
-changes engines of requests; at first by what the schedules would take if they could be carried out to the
-step, then by a model of an engine that is told by finishes, in some ten microseconds an engine; then also by
-the order in which requests are put in from the end, the share of the cache, and how many run at most. The
-plan is simulated now and then, the model set right by a factor for each engine, and the best plan that was
-simulated is kept.
+first changes engines of requests, by what the schedules would take if they could be carried out to the step.
+Limits that follow the finished requests make an engine keep to its schedule nearly, and then hardly anybody
+is preempted; annealing goes on with each request's place in the order, after how many finishes it is let in,
+and its engine (:mod:`tailopt.oracle.mixed_queues_told`). That is simulated now and then, the model set right
+by a factor for each engine, and the best plan that was simulated is kept.
+
+The power p rises: at first the sum of all seconds matters, in the end the last engine alone. Two cores share
+the work, in a way that does not depend on how many there are: the sum is one over engines, so halves of them,
+drawn anew each time, are annealed side by side; where there are few, two searches are.
 """
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from time import perf_counter as clock
 
 import numpy as np
@@ -24,7 +31,8 @@ import numpy as np
 from tailopt.arrays import Floats, Ints
 from tailopt.oracle.admission import Admission, with_queues
 from tailopt.oracle.kinds import kinds_of
-from tailopt.oracle.mixed_queues_kernel import anneal_queues, backward, carry_out, queue_seconds
+from tailopt.oracle.mixed_queues_kernel import anneal_queues, backward
+from tailopt.oracle.mixed_queues_told import anneal_told, told, told_seconds
 from tailopt.oracle.mixed_rows import Loads
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.units import too_large
@@ -32,13 +40,30 @@ from tailopt.plan import Plan
 from tailopt.run import Run
 from tailopt.simulate.simulator import simulate
 
-POWER = 80.0  # p
-PROPOSALS = 4_000  # between two simulations
-ROUNDS = 6  # simulations without a time limit
-HEAT, LEAST_HEAT = 1e-2, 1e-4  # rise of the sum taken with probability 1/e: at first, in the end
-EXACT_SHARE = 0.55  # of the time, in which schedules are taken to be carried out to the step
+PROPOSALS = 4_000  # between two looks at the clock
+ROUNDS = 6  # of so many, without a time limit
+EXACT_SHARE = 0.4  # of the time, in which schedules are taken to be carried out to the step
+SIDES = 2  # threads
+MANY = 4  # engines that are divided in halves
+
+
+@dataclass(frozen=True)
+class Cooling:
+    """From the first to the last: p, and the rise of T, as a share, that is taken with probability 1/e."""
+
+    powers: tuple[float, float]
+    heats: tuple[float, float]
+
+    def at(self, done: float) -> tuple[float, float]:
+        """p and the heat when so much is done, the heat that of the sum."""
+        power, heat = (first * (last / first) ** done for first, last in (self.powers, self.heats))
+        return power, heat * power
+
+
+EXACT = Cooling((50.0, 300.0), (2e-4, 1e-5))
+TOLD = Cooling((80.0, 600.0), (1e-4, 1e-6))
 LIMITS = np.geomspace(0.15, 1.0, 12)  # shares of the slots that can be used, tried at first
-SHARES = (1.0, 0.99, 0.975, 0.95, 0.92, 0.88, 1.03, 1.1, 1.3)  # of the cache, tried at first
+SHARES = (1.0, 0.99, 0.975, 0.95, 0.92, 0.88, 1.03, 1.1, 1.3)  # of the cache, for which schedules are made
 BLOCK_SHARE = 0.5  # of a block, that a request leaves empty
 
 
@@ -53,30 +78,41 @@ def queue_search(problem: Problem, run: Run, *, lower_s: float, deadline_s: floa
             Ctrl-C.
         seed: of the proposals.
     """
-    model = Queues(problem)
-    random = np.random.default_rng(seed)
-    best, began = run, clock()
-    with suppress(KeyboardInterrupt):
-        model.take(run.plan)
-        for turn in range(ROUNDS if deadline_s == np.inf else 2**31):
-            done = (
-                turn / ROUNDS if deadline_s == np.inf else (clock() - began) / max(1e-9, deadline_s - began)
-            )
-            if done >= 1 or best.makespan_s <= lower_s * (1 + 1e-9):
-                break
-            following = (turn + 1) / ROUNDS if deadline_s == np.inf else done + done / max(1, turn)
-            model.exact = done < EXACT_SHARE
-            model.anneal(random, _heat(done), _heat(min(1.0, following)))
-            if model.exact:
-                continue
-            found = simulate(problem.trace, problem.fleet, model.plan())
-            model.correct(found)
-            best = min(best, found, key=lambda one: one.makespan_s)
+    randoms = np.random.default_rng(seed).spawn(SIDES if len(problem.fleet.engines) < MANY else 1)
+    chains = [Queues(problem) for _ in randoms]
+    best, watch = run, _Watch(deadline_s)
+    with suppress(KeyboardInterrupt), ThreadPoolExecutor(SIDES) as pool:
+        for one in chains:
+            one.take(run.plan)
+        while (done := watch.done()) < 1 and best.makespan_s > lower_s * (1 + 1e-9):
+            exact = done < EXACT_SHARE
+            part = done / EXACT_SHARE if exact else (done - EXACT_SHARE) / (1 - EXACT_SHARE)
+            if not exact and not chains[0].told:
+                for one in chains:
+                    one.tell()
+            power, heat = (EXACT if exact else TOLD).at(part)
+            jobs = [one.jobs(random, power, heat) for one, random in zip(chains, randoms, strict=True)]
+            for ended in [pool.submit(job) for some in jobs for job in some]:
+                ended.result()
+            for one in () if exact else chains:
+                found = simulate(problem.trace, problem.fleet, one.plan())
+                one.correct(found)
+                best = min(best, found, key=lambda run: run.makespan_s)
     return best
 
 
-def _heat(done: float) -> float:
-    return float(HEAT * (LEAST_HEAT / HEAT) ** done)
+class _Watch:
+    """How much of the time is over or, without a time limit, of the rounds."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self.began, self.deadline_s, self.rounds = clock(), deadline_s, 0
+
+    def done(self) -> float:
+        """A share; each time it is asked for is a round."""
+        self.rounds += 1
+        if self.deadline_s == np.inf:
+            return (self.rounds - 1) / ROUNDS
+        return (clock() - self.began) / max(1e-9, self.deadline_s - self.began)
 
 
 class Queues:
@@ -87,6 +123,7 @@ class Queues:
         n, m = trace.n_requests, len(fleet.engines)
         self.problem, self.output = problem, trace.output_tokens
         self.queues, self.counts = np.zeros((m, n), np.int64), np.zeros(m, np.int64)
+        self.after = np.zeros((m, n), np.int64)
         self.kind_of, self.factor = np.zeros(m, np.int64), np.ones(m)
         for k, kind in enumerate(kinds):
             self.kind_of[list(kind.engines)] = k
@@ -102,15 +139,15 @@ class Queues:
         self.slots = np.array([min(kind.max_running, n) for kind in kinds], dtype=np.int64)
         self.base_s, self.slope_s = _padded_lines(problem, self.slots.tolist())
         self.token_s = np.array([1 / kind.shape.prefill_tokens_per_s for kind in kinds])
-        self.limits, self.shares = self.slots[self.kind_of], np.ones(m)
-        self.exact = False  # whether the model takes schedules to be carried out to the step
+        self.limits = self.slots[self.kind_of]
+        self.told = False  # whether queues are told by finishes, rather than orders from the end
 
     def take(self, plan: Plan) -> Floats:
         """Take a plan's engines, with schedules made from their ends, longest first, the best of some.
 
         Returns ``[m]`` the seconds of each engine, if they could be carried out to the step.
         """
-        seconds = np.zeros(len(self.kind_of))
+        seconds, self.told = np.zeros(len(self.kind_of)), False
         for e, k in enumerate(self.kind_of):
             mine = np.flatnonzero(plan.engine_of == e)
             mine = mine[np.argsort(-self.output[mine], kind="stable")]
@@ -118,56 +155,69 @@ class Queues:
             if len(mine):
                 most = min(int(self.slots[k]), len(mine))
                 limits = np.unique(np.maximum(1, (LIMITS * most).astype(np.int64))).tolist()
-                tried = [self._seconds(e, mine, limit, 1.0, exact=True) for limit in limits]
+                begins = np.empty(len(mine), np.int64)
+                tried = [self._schedule(e, limit, 1.0, begins) for limit in limits]
                 self.limits[e], seconds[e] = limits[int(np.argmin(tried))], min(tried)
         return seconds
 
-    def share(self) -> None:
-        """Give each schedule the best of some shares of the cache."""
+    def tell(self) -> None:
+        """Let queues be told by finishes, each by the schedule for the best of some shares of the cache."""
         for e, count in enumerate(self.counts):
             if count:
-                mine, limit = self.queues[e, :count], int(self.limits[e])
-                self.shares[e] = min(SHARES, key=lambda share: self._seconds(e, mine, limit, share))
+                begins, order, after = np.empty((3, count), np.int64)
+                k, limit, best_s = int(self.kind_of[e]), int(self.limits[e]), np.inf
+                for share in SHARES:
+                    self._schedule(e, limit, share, begins)
+                    seconds = told(self.queues[e, :count], begins, limit, *self._engine(k), order, after)
+                    if seconds < best_s:
+                        best_s, best = seconds, (order.copy(), after.copy())
+                self.queues[e, :count], self.after[e, :count] = best
+        self.told = True
 
-    def anneal(self, random: np.random.Generator, heat: float, cooler: float) -> None:
-        """Change the queues."""
-        anneal_queues(
-            self.queues, self.counts, self.limits, self.shares, self.factor, self.kind_of, self.fits,
-            self.held, self.output, self.cache, self.slots, self.base_s, self.slope_s, self.token_s,
-            random.random((PROPOSALS, 7)), POWER, heat, cooler, not self.problem.atomic, self.exact,
-        )  # fmt: skip
+    def jobs(self, random: np.random.Generator, power: float, heat: float) -> list[Callable[[], None]]:
+        """Functions that change the queues, each those of other engines, so that they may run at once."""
+        m = len(self.counts)
+        parts = np.array_split(random.permutation(m), SIDES) if m >= MANY else [np.arange(m)]
+        state = (self.after, self.counts) if self.told else (self.counts, self.limits)
+        kernel: Callable[..., None] = anneal_told if self.told else anneal_queues
+        return [
+            partial(
+                kernel, part, self.queues, *state, self.factor, self.kind_of, self.fits, self.held,
+                self.output, self.cache, self.slots, self.base_s, self.slope_s, self.token_s,
+                random.random((PROPOSALS, 7)), power, heat, not self.problem.atomic,
+            )
+            for part in parts
+        ]  # fmt: skip
 
     def correct(self, run: Run) -> None:
         """Let the factors be what the simulator says of the queues, over what the model does."""
         for e, count in enumerate(self.counts):
             if count:
-                mine = self.queues[e, :count]
-                said_s = float(run.finish_s[mine].max())
-                model_s = self._seconds(e, mine, int(self.limits[e]), float(self.shares[e]), exact=self.exact)
-                self.factor[e] = said_s / model_s
+                k, mine = int(self.kind_of[e]), self.queues[e, :count]
+                model_s = told_seconds(
+                    mine, self.after[e, :count], int(self.slots[k]), *self._engine(k), np.inf,
+                    np.empty(count, np.int64),
+                )  # fmt: skip
+                self.factor[e] = float(run.finish_s[mine].max()) / model_s
 
     def plan(self) -> Plan:
-        """The queues as a plan."""
+        """The queues, told by finishes, as a plan."""
         queues = [self._admission(e) if count else None for e, count in enumerate(self.counts)]
         return with_queues(self.problem, queues)
 
     def _admission(self, e: int) -> Admission:
-        k, mine = int(self.kind_of[e]), self.queues[e, : self.counts[e]]
-        begins, together = np.empty(len(mine), np.int64), np.empty(len(mine) + 1, np.int64)
-        limit = int(self.limits[e])
-        held, output, cache, base_s, slope_s, token_s = self._engine(k)
-        part, never_s = int(self.shares[e] * cache), np.inf
-        backward(mine, limit, held, output, part, base_s, slope_s, token_s, never_s, begins)
-        carry_out(
-            mine, begins, limit, held, output, cache, base_s, slope_s, token_s, never_s, together
-        )  # fmt: skip
-        order = mine[np.argsort(-begins, kind="stable")]
-        changes = [f for f in np.flatnonzero(together[:-1]).tolist() if f]
-        steps = [(f, int(together[f])) for f in changes]
-        return Admission(order, int(together[0]), np.nan, tuple(steps))
+        count = int(self.counts[e])
+        finished = np.arange(count)
+        let_in = np.searchsorted(self.after[e, :count], finished, side="right")
+        limits = np.maximum(1, let_in - finished).tolist()
+        changes = [(f, limits[f]) for f in range(1, count) if limits[f] != limits[f - 1]]
+        return Admission(self.queues[e, :count].copy(), limits[0], np.nan, tuple(changes))
 
-    def _seconds(self, e: int, queue: Ints, limit: int, share: float, *, exact: bool = False) -> float:
-        return float(queue_seconds(queue, limit, share, *self._engine(int(self.kind_of[e])), np.inf, exact))
+    def _schedule(self, e: int, limit: int, share: float, begins: Ints) -> float:
+        """Seconds of an engine whose schedule is made from its end; writes when each request begins."""
+        held, output, cache, base_s, slope_s, token_s = self._engine(int(self.kind_of[e]))
+        queue, part = self.queues[e, : len(begins)], int(share * cache)
+        return float(backward(queue, limit, held, output, part, base_s, slope_s, token_s, np.inf, begins))
 
     def _engine(self, k: int) -> tuple[Ints, Ints, int, Floats, Floats, float]:
         """What the model is told of a kind."""

@@ -74,7 +74,7 @@ def crowded_search(
                 engine_of, stuck, heat = best.copy(), 0, AGAIN
                 search.correct(engine_of, queues.take(plan_of(problem, units, engine_of)), 1.0)
     queues.take(plan_of(problem, units, best))
-    queues.share()
+    queues.tell()
     found = simulate(problem.trace, problem.fleet, queues.plan())
     return min(run, found, key=lambda one: one.makespan_s)
 
