@@ -287,6 +287,8 @@ def test_other_step_times_get_the_staircase() -> None:
     ("change", "complaint"),
     [
         (lambda b: replace(b, lower_s=b.lower_s * (1 + 1e-6)), "may be done by"),
+        (lambda b: replace(b, tick_s=0.0), "no tick"),
+        (lambda b: replace(b, tick_s=b.lower_s), "may be done by"),
         (lambda b: replace(b, terms=replace(b.terms, weights=(1.0, 0.1, 0.0))), "not convex"),
         (
             lambda b: replace(b, terms=replace(b.terms, minorant=replace(b.terms.minorant, a_s=0.011))),
