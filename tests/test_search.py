@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -19,7 +19,16 @@ from tailopt.oracle.certificate import Certificate
 from tailopt.oracle.check import check
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.search_bound import SearchBound, items_of, least_of
-from tailopt.oracle.search_kernel import FOUND, GAVE_UP, REFUTED, even_out, explore
+from tailopt.oracle.search_kernel import (
+    FOUND,
+    GAVE_UP,
+    REFUTED,
+    even_out,
+    explore,
+    finish,
+    least_sums,
+    wasted,
+)
 from tailopt.oracle.solve import solve
 from tailopt.oracle.staircase import staircase_bound
 from tailopt.oracle.units import lines_of, units_of
@@ -30,9 +39,23 @@ SLACK = 1 + 1e-9
 MANY = 10**6
 
 
-def arrays(items: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def arrays(items: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     lead, weight = np.array(sorted(items, reverse=True), dtype=np.int64).T.copy()
-    return lead, weight, np.concatenate([[0], np.cumsum(weight)]), least_of(weight)
+    return lead, weight
+
+
+def explored(
+    lead: np.ndarray, weight: np.ndarray, engines: int, asked: int, most: int, completions: int, slots: int
+) -> tuple[int, np.ndarray]:
+    """What the search says of a makespan, and the plan that it left."""
+    total, least = np.concatenate([[0], np.cumsum(weight)]), least_of(weight)
+    engine_of = np.zeros(len(lead), dtype=np.int64)
+    seen = np.zeros((slots, engines + 2), dtype=np.int64)
+    sums = least_sums(weight, len(weight), 8)
+    outcome, _ = explore(
+        asked - lead, weight, total, least, sums, engines, most, completions, seen, 1, engine_of
+    )
+    return outcome, engine_of
 
 
 def makespan(lead: np.ndarray, weight: np.ndarray, engine_of: np.ndarray) -> int:
@@ -56,35 +79,32 @@ def test_every_makespan_is_refuted_or_attained(
     items: list[tuple[int, int]], engines: int, off: int, completions: int
 ) -> None:
     """Exhaustive: FOUND from the least makespan on, REFUTED below it."""
-    lead, weight, total, least = arrays(items)
+    lead, weight = arrays(items)
     optimum = least_makespan(lead, weight, engines)
     asked = optimum + off
     assume(asked >= 0)
-    engine_of = np.zeros(len(lead), dtype=np.int64)
-    seen = np.zeros((3, engines + 2), dtype=np.int64)  # so small that states overwrite each other
-    outcome, _ = explore(lead, weight, total, least, engines, asked, MANY, completions, seen, 1, engine_of)
+    outcome, engine_of = explored(lead, weight, engines, asked, MANY, completions, 3)  # states get lost
     assert outcome == (FOUND if asked >= optimum else REFUTED)
     if outcome == FOUND:
         assert makespan(lead, weight, engine_of) <= asked
 
 
 def test_a_search_that_may_not_look_gives_up() -> None:
-    lead, weight, total, least = arrays([(9, 5), (8, 5), (7, 5), (6, 5), (5, 4), (4, 3)])
-    seen, engine_of = np.zeros((8, 4), dtype=np.int64), np.zeros(6, dtype=np.int64)
-    assert explore(lead, weight, total, least, 2, 25, 2, 0, seen, 1, engine_of)[0] == GAVE_UP
+    lead, weight = arrays([(9, 5), (8, 5), (7, 5), (6, 5), (5, 4), (4, 3)])
+    assert explored(lead, weight, 2, 25, 2, 0, 8)[0] == GAVE_UP
 
 
 @given(tiny_items(8), st.integers(1, 4), st.data())
 def test_evening_out_shortens_and_keeps_leaders(
     items: list[tuple[int, int]], engines: int, data: st.DataObject
 ) -> None:
-    lead, weight, _, _ = arrays(items)
+    lead, weight = arrays(items)
     assume(len(lead) >= engines)
     before = np.array(
         [*range(engines), *(data.draw(st.integers(0, engines - 1)) for _ in range(len(lead) - engines))]
     )
     after = before.copy()
-    last = even_out(lead, weight, engines, 0, after)
+    last = even_out(-lead, weight, engines, after)
     assert last == makespan(lead, weight, after) <= makespan(lead, weight, before)
     assert (after[:engines] == before[:engines]).all()
 
@@ -98,12 +118,74 @@ def test_items_are_never_heavier_than_the_units(
     bound = staircase_bound(units, lines_of(problem, trace.n_requests), engines, np.inf)
     items = items_of(units, bound, 7.3 * bound.lower_s)
     exact = bound.minorant
-    tick = Fraction(items.tick_s)
-    for u in range(len(items.lead)):
+    tick, asked_s = Fraction(items.tick_s), 3.1 * bound.lower_s
+    coarse = items.tick_s in (exact.b_s, exact.c_s)
+    rooms = items.rooms(asked_s)
+    for u, room in enumerate(rooms.tolist()):
         lead = Fraction(exact.a_s) * Fraction(bound.weights[0]) * int(units.longest[u])
         weight = Fraction(exact.b_s) * int(units.tokens[u]) + Fraction(exact.c_s) * int(units.context[u])
-        for ticks, seconds in ((items.lead[u], lead), (items.weight[u], weight)):
-            assert int(ticks) * tick <= seconds <= (int(ticks) + 1) * tick * (1 + Fraction(1, 10**12))
+        lost = weight / tick - int(items.weight[u])
+        assert 0 <= lost <= (Fraction(1, 10**9) if coarse else 2)
+        assert room - 1 <= (Fraction(asked_s) - lead) / tick < room + 1
+    assert items.before_s(rooms) <= asked_s * SLACK
+    assert items.after_s(rooms) >= asked_s / SLACK
+
+
+def test_a_tick_is_a_token_where_that_is_all_that_counts() -> None:
+    """Then rooms are whole tokens, and so are the steps from one makespan to the next."""
+    problem = Problem(Trace.of([[7], [5], [5], [4]]), fleet_of(Affine(10e-3, 2e-3), 2))
+    bound = staircase_bound(units_of(problem), lines_of(problem, 4), 2, np.inf)
+    items = items_of(units_of(problem), bound, 1.0)
+    assert items.tick_s == pytest.approx(2e-3)
+    assert items.weight.tolist() == [7, 5, 5, 4]
+    assert items.rooms(0.0839).tolist() == [6, 16, 16, 21]
+    assert items.after_s(items.rooms(0.0839)) == pytest.approx(0.084)
+    context = Problem(problem.trace, fleet_of(Affine(10e-3, 0.0, 1e-3), 2))
+    bound = staircase_bound(units_of(context), lines_of(context, 4), 2, np.inf)
+    assert items_of(units_of(context), bound, 1.0).weight.tolist() == units_of(context).context.tolist()
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 12))
+def test_least_sums_are_all_sums_as_far_as_they_go(weights: list[int], count: int) -> None:
+    weight = np.array(weights, dtype=np.int64)
+    found = least_sums(weight, len(weight), count)
+    for place in range(len(weight)):
+        sums = {sum(some) for k in range(len(weight)) for some in combinations(weights[place:], k)}
+        sums.add(sum(weights[place:]))
+        expected = [*sorted(sums)[:count], *[2**62] * count][:count]
+        assert found[place].tolist() == expected
+    sums = {sum(some) for k in range(len(weight) + 1) for some in combinations(weights, k)}
+    assert wasted(weight).tolist() == [
+        room - max(one for one in sums if one <= room) for room in range(sum(weights) + 1)
+    ]
+
+
+@given(st.data(), st.integers(2, 4), st.integers(4, 10))
+def test_finishing_fills_engines_to_the_tick(data: st.DataObject, engines: int, units: int) -> None:
+    """Rooms that a plan leaves nothing of; what is said to be placed is in time, and leaders stay."""
+    lead = np.array(sorted(data.draw(st.lists(st.integers(0, 9), min_size=units, max_size=units)))[::-1])
+    weight = np.array(data.draw(st.lists(st.integers(1, 9), min_size=units, max_size=units)))
+    start = min(engines, units // 2)
+    last = data.draw(st.integers(start, units - 1))
+    hidden = np.array([*range(start), *(data.draw(st.integers(0, start - 1)) for _ in range(units - start))])
+    asked = makespan(lead, weight, hidden) + data.draw(st.integers(0, 3))
+    engine_of = np.where(np.arange(units) < start, hidden, -1)
+    waste = wasted(weight[last:])
+    if finish(asked - lead, weight, start, start, last, waste, data.draw(st.integers(0, 9)), engine_of):
+        assert makespan(lead, weight, engine_of) <= asked
+        assert (engine_of[:start] == hidden[:start]).all()
+
+
+def test_finishing_finds_the_one_token_that_is_left() -> None:
+    """Forty requests that fill four engines to the token, which exchanges of one or two miss."""
+    rng = np.random.default_rng(0)
+    weight = np.sort(rng.integers(100, 3000, 40))[::-1].copy()
+    weight[-1] += 4 - weight.sum() % 4
+    rooms = np.full(40, weight.sum() // 4)
+    engine_of = np.arange(40) % 4
+    waste = wasted(weight[8:])
+    assert finish(rooms, weight, 4, 4, 8, waste, 1, engine_of)
+    assert [weight[engine_of == e].sum() for e in range(4)] == [weight.sum() // 4] * 4
 
 
 def bracketed(problem: Problem, *, orders: bool) -> Certificate:
@@ -205,6 +287,8 @@ def test_other_step_times_get_the_staircase() -> None:
     ("change", "complaint"),
     [
         (lambda b: replace(b, lower_s=b.lower_s * (1 + 1e-6)), "may be done by"),
+        (lambda b: replace(b, tick_s=0.0), "no tick"),
+        (lambda b: replace(b, tick_s=b.lower_s), "may be done by"),
         (lambda b: replace(b, terms=replace(b.terms, weights=(1.0, 0.1, 0.0))), "not convex"),
         (
             lambda b: replace(b, terms=replace(b.terms, minorant=replace(b.terms.minorant, a_s=0.011))),

@@ -7,7 +7,8 @@ engine e has :math:`r_e = T - a\ell_{\text{leader}} - \sum w` seconds of **room*
 matters from here on: the units to come are no longer than any leader, so every engine may take them. Hence
 
 - states with the same i and the same rooms, in whatever order, are one state, looked at once;
-- a room smaller than the least weight of all is no room;
+- a room counts for no more than the largest sum of units to come that it holds: few long requests leave a
+  room of a request or two, and which sums fill that is known from a table of the least sums;
 - **a bound** that knows which rooms are still of use. The units i..q weigh at least
   :math:`v_q = \min_{k \le q} w_k` each, so an engine with less room than that holds none of them, and
 
@@ -22,9 +23,16 @@ matters from here on: the units to come are no longer than any leader, so every 
 
 A trial T ends **refuted** (everything was tried), with a **plan**, or given up after so many states. Trials
 bisect [bound, best plan], then work inwards from both ends of what was given up, with four times as many
-states each time round. Some states with all engines opened are completed and evened out by exchanging units.
+states each time round. Some states with all engines opened are completed so that the last units fill the
+engines to the tick (:func:`tailopt.oracle.search_kernel.finish`), or, where ticks are too many for that,
+evened out by exchanging units.
 
-All of it in whole ticks, 2**-44 of the makespan, weights rounded down: rounding cannot refute too much.
+All of it in whole **ticks**: a weight counts for its whole ticks, and weights that fit into a room are no
+more ticks together than the room has whole ones. So any tick gives a valid relaxation. Where weights are
+multiples of one number (:math:`b L` without context, :math:`c A` if that is all), that is the tick: rooms are
+whole tokens then, nothing is lost, many states are one, and what is refuted at T is refuted up to the next
+T at which some room is a token larger. Elsewhere it is 2**-44 of the makespan.
+
 Groups are units too; there :math:`v_q` is weaker, since small groups may come early. Where slots or cache
 bind, an engine has several loads; the search then works on the one item that weighs them best, a relaxation:
 it raises the bound, and its plans are simulated like any others.
@@ -114,8 +122,8 @@ def search(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0
     bracket = _Bracket(
         items,
         len(fleet.engines),
-        low=int(first.lower_s / items.tick_s),
-        high=int(first.upper_s / items.tick_s) + 1,
+        low_s=first.lower_s,
+        high_s=first.upper_s,
         deadline=np.inf if time_limit_s is None else started + time_limit_s,
         effort=EFFORT if time_limit_s is None else 2**62,
     )
@@ -127,8 +135,8 @@ def search(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0
     ]
     runs = [simulate(problem.trace, fleet, plan) for plan in [first.plan, *plans]]
     run = min(runs, key=lambda one: one.makespan_s)
-    refuted_s = bracket.refuted * items.tick_s * (1 - ROUNDING)
-    bound = SearchBound(not_above(refuted_s, first.upper_s), terms, bracket.refuted_in)
+    refuted_s = not_above(bracket.refuted_s * (1 - ROUNDING), run.makespan_s)
+    bound = SearchBound(refuted_s, terms, items.tick_s, bracket.refuted_in)
     return first.improved(bound, run, METHOD, started, seed)
 
 
@@ -177,14 +185,14 @@ def _done_s(units: Units, terms: StaircaseBound, plan: Plan) -> float:
 
 @dataclass
 class _Bracket:
-    """What is known of the least makespan, in ticks: more than ``low``, at most ``high`` (of the items).
+    """What is known of the least makespan of the items: at least ``low_s``, at most ``high_s``.
 
     Attributes:
         items, engines: what is placed, on how many engines.
-        low, high: as said; the first ones come from elsewhere.
+        low_s, high_s: as said; the first ones come from elsewhere.
         deadline: when to stop (:func:`time.perf_counter`).
         effort: after how many states to stop.
-        refuted: the largest makespan refuted here, and
+        refuted_s: all makespans below it were refuted here, and
         refuted_in: the states that this took.
         plans: ``[u]`` engines of the units, each plan better than the one before.
         states, spent_s: looked at so far, and the seconds that this took.
@@ -192,11 +200,11 @@ class _Bracket:
 
     items: Items
     engines: int
-    low: int
-    high: int
+    low_s: float
+    high_s: float
     deadline: float
     effort: int
-    refuted: int = 0
+    refuted_s: float = 0.0
     refuted_in: int = 0
     plans: list[Ints] = field(default_factory=list)
     states: int = 0
@@ -209,34 +217,41 @@ class _Bracket:
         """
         seen = np.zeros((TABLE // (self.engines + 2), self.engines + 2), dtype=np.int64)
         most_states, trials = FIRST_STATES, 0
-        while not self.narrowed:
-            given_up: list[int] = []
-            while not self.narrowed and len(given_up) < PROBES:
+        while not self._within(CLOSE):
+            given_up: list[tuple[float, float]] = []
+            while not self._within(CLOSE) and len(given_up) < PROBES:
+                middle_s = self._between(given_up)
+                if middle_s is None:
+                    break
                 allowed = min(most_states, self._affordable())
                 if allowed < 1:
                     return
                 trials += 1
-                middle = self._between(given_up)
-                if self._try(middle, allowed, seen, trials):
-                    given_up = [one for one in given_up if self.low < one < self.high]
-                else:
-                    given_up.append(middle)
+                rooms = self.items.rooms(middle_s)
+                if not self._try(rooms, allowed, seen, trials):
+                    given_up.append((self.items.before_s(rooms), self.items.after_s(rooms)))
             most_states *= 4
-        trials += 1
-        if (allowed := min(most_states, self._affordable())) > 0:
-            self._try(int(self.high * (1 - OPTIMAL_GAP / 2)), allowed, seen, trials)
+        allowed = min(most_states, self._affordable())
+        if not self._within(OPTIMAL_GAP) and allowed > 0:
+            self._try(self.items.rooms(self.high_s * (1 - OPTIMAL_GAP / 2)), allowed, seen, trials + 1)
 
-    @property
-    def narrowed(self) -> bool:
-        """Whether nothing is left to find out."""
-        return self.high - self.low <= max(1, int(CLOSE * self.low))
+    def _within(self, gap: float) -> bool:
+        """Whether the two ends are so close, relatively."""
+        return self.high_s <= self.low_s * (1 + gap)
 
-    def _between(self, given_up: list[int]) -> int:
-        """A makespan in the middle of the wider end that is neither refuted, attained nor given up."""
-        first, last = min(given_up, default=self.high), max(given_up, default=self.low)
-        if first - self.low >= self.high - last:
-            return (self.low + first) // 2
-        return (last + self.high + 1) // 2
+    def _between(self, given_up: list[tuple[float, float]]) -> float | None:
+        """A makespan in the middle of the wider end that is neither refuted, attained nor given up.
+
+        Args:
+            given_up: makespans from the one to below the other are the same to the items.
+        """
+        inside = [one for one in given_up if self.low_s < one[1] and one[0] < self.high_s]
+        first_s = min((first for first, _ in inside), default=self.high_s)
+        last_s = max((last for _, last in inside), default=self.low_s)
+        below_s, above_s = first_s - self.low_s, self.high_s - last_s
+        if max(below_s, above_s) <= OPTIMAL_GAP * self.low_s:
+            return None
+        return self.low_s + below_s / 2 if below_s >= above_s else last_s + above_s / 2
 
     def _affordable(self) -> int:
         """States that there is time for, at the pace so far."""
@@ -244,29 +259,22 @@ class _Bracket:
         pace = self.states / self.spent_s if self.states else FIRST_PACE
         return int(min(self.effort - self.states, max(0.0, left_s) * pace))
 
-    def _try(self, makespan: int, most_states: int, seen: Ints, trial: int) -> bool:
-        """Refute a makespan, or find a plan that attains it; False if neither."""
+    def _try(self, rooms: Ints, most_states: int, seen: Ints, trial: int) -> bool:
+        """Refute the makespans with such rooms, or find a plan that fits into them; False if neither."""
         items = self.items
-        engine_of = np.empty(len(items.lead), dtype=np.int64)
+        engine_of = np.empty(len(rooms), dtype=np.int64)
         started = time.perf_counter()
         outcome, states = explore(
-            items.lead, items.weight, items.total, items.least, self.engines, makespan,
-            most_states, COMPLETED_UNITS // len(items.lead), seen, trial, engine_of,
+            rooms, items.weight, items.total, items.least, items.sums, self.engines,
+            most_states, COMPLETED_UNITS // len(rooms), seen, trial, engine_of,
         )  # fmt: skip
         self.states += states
         self.spent_s += time.perf_counter() - started
         if outcome == REFUTED:
-            self.low = self.refuted = makespan
             self.refuted_in = states
+            self.refuted_s = items.after_s(rooms)
+            self.low_s = max(self.low_s, self.refuted_s)
         elif outcome == FOUND:
-            self.high = _makespan(items, engine_of, self.engines)
+            self.high_s = min(self.high_s, items.done_s(engine_of, self.engines))
             self.plans.append(engine_of)
         return outcome in (REFUTED, FOUND)
-
-
-def _makespan(items: Items, engine_of: Ints, engines: int) -> int:
-    """Ticks until the last engine is done."""
-    lead, done = np.zeros(engines, dtype=np.int64), np.zeros(engines, dtype=np.int64)
-    np.maximum.at(lead, engine_of, items.lead)
-    np.add.at(done, engine_of, items.weight)
-    return int((lead + done).max())
