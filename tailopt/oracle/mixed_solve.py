@@ -31,7 +31,7 @@ from tailopt.simulate.simulator import simulate
 SLICES = 20  # of the local search, without a time limit
 ITERATIONS, MOST_ITERATIONS = 16, 10_000  # of the bound, without a time limit and with one
 SEARCH_SHARE, CROWDED_SHARE, QUEUES_SHARE = 0.05, 0.05, 0.7  # of the time limit
-PACKING_SHARE = 0.6  # of the queues' time, where it applies
+PACKING_SHARE = 0.75  # of the queues' time, where it applies
 
 
 def kinds(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0) -> Certificate:
