@@ -26,7 +26,7 @@ from time import perf_counter as clock
 
 import numpy as np
 
-from tailopt.arrays import Floats
+from tailopt.arrays import Floats, Ints
 from tailopt.engine.decode_time import context_read
 from tailopt.engine.step_time import Affine
 from tailopt.oracle.admission import Admission, with_queues
@@ -48,6 +48,7 @@ from tailopt.run import Run
 from tailopt.simulate.simulator import simulate
 
 POINTS = 512  # of the profiles
+MOST_POINTS = 30_000_000  # of all prompts on all engines: 240 MB
 SPARE = 1.3  # steps that they cover, over those of the slowest engine
 SHARE = 0.99  # of the cache that is filled: points see no peaks between them
 BLOCK_SHARE = 0.5  # of a block, that a request leaves empty
@@ -91,12 +92,22 @@ def packing_search(problem: Problem, run: Run, *, lower_s: float, deadline_s: fl
 
 
 def applies(problem: Problem) -> bool:
-    """Whether requests are free, and every step time is affine."""
+    """Whether requests are free, every step time is affine, and the profiles are not too large."""
     fleet = problem.fleet
+    if len(fleet.engines) * (int(_sharing(problem).max()) + 1) * POINTS > MOST_POINTS:
+        return False
     return not problem.atomic and all(
         isinstance(tau := fleet.shape_of(e).step_time, Affine) and tau.a_s > 0
         for e in range(len(fleet.engines))
     )
+
+
+def _sharing(problem: Problem) -> Ints:
+    """``[n]`` prompts whose samples share tokens, from 1 on; 0 for requests that share none."""
+    shares = shared_prefill(problem) > 0
+    group = np.zeros(len(shares), np.int64)
+    group[shares] = 1 + np.unique(problem.trace.group[shares], return_inverse=True)[1]
+    return group
 
 
 class Forests:
@@ -105,7 +116,7 @@ class Forests:
     def __init__(self, problem: Problem, plan: Plan) -> None:
         trace, fleet, kinds = problem.trace, problem.fleet, kinds_of(problem.fleet)
         n, m, output = trace.n_requests, len(fleet.engines), trace.output_tokens
-        shared, groups = shared_prefill(problem), int(trace.group.max()) + 1
+        shared, group = shared_prefill(problem), _sharing(problem)
         self.problem = problem
         self.requests, self.terms = np.zeros(n, REQUEST), np.zeros((len(kinds), n), TERM)
         self.engines = np.zeros(m, ENGINE)
@@ -134,10 +145,10 @@ class Forests:
             self.members[e, : len(queue)], one["count"] = queue, len(queue)
         self.every = max(1, int(np.ceil(SPARE * (begin + output).max() / POINTS)))
         self.order = np.argsort(-output, kind="stable")
-        self.samples = np.argsort(trace.group, kind="stable")
-        self.first = np.searchsorted(trace.group[self.samples], np.arange(groups + 1))
+        self.samples, groups = np.argsort(group, kind="stable"), int(group.max()) + 1
+        self.first = np.searchsorted(group[self.samples], np.arange(groups + 1))
         r = self.requests
-        r["length"], r["group"], r["shared"], r["engine"] = output, trace.group, shared, plan.engine_of
+        r["length"], r["group"], r["shared"], r["engine"] = output, group, shared, plan.engine_of
         r["begin"], r["parent"], r["rank"][self.order] = begin, parent, np.arange(n)
         r["child"] = r["left"] = r["right"] = NONE
         self.held, self.running = np.zeros((2, m, POINTS + 2), np.int64)
