@@ -10,10 +10,12 @@ from tailopt.arrays import Floats, Ints
 from tailopt.engine.profile import ShapeProfile
 from tailopt.engine.step_time import Affine
 from tailopt.oracle.bound_and_fill import staircase
+from tailopt.oracle.check import check
 from tailopt.oracle.mixed_queues import Queues, queue_search
 from tailopt.oracle.mixed_queues_kernel import backward
 from tailopt.oracle.mixed_queues_told import anneal_told, told, told_seconds
 from tailopt.oracle.problem import Problem
+from tailopt.oracle.solve import solve
 from tailopt.oracle.units import units_of
 from tailopt.plan import Engine, Fleet, Plan
 from tailopt.simulate import simulate
@@ -207,7 +209,7 @@ def test_the_search_is_better_than_longest_first_and_repeats_itself() -> None:
 @given(st.data())
 def test_any_fleet_gets_a_plan_no_worse_and_whole_groups(data: st.DataObject) -> None:
     trace = data.draw(traces(most_groups=4, most_samples=3, longest=9, prompts=6))
-    problem = Problem(trace, data.draw(fleets(trace, step_times(), most_engines=3)), data.draw(st.booleans()))
+    problem = Problem(trace, data.draw(fleets(trace, step_times(), most_engines=6)), data.draw(st.booleans()))
     run = simulate(trace, problem.fleet, staircase(problem).plan)
     found = queue_search(problem, run, lower_s=0.0, deadline_s=np.inf, seed=0)
     assert found.makespan_s <= run.makespan_s
@@ -215,3 +217,29 @@ def test_any_fleet_gets_a_plan_no_worse_and_whole_groups(data: st.DataObject) ->
     if problem.atomic:
         for members in units_of(problem).members:
             assert len(set(found.plan.engine_of[members].tolist())) == 1
+
+
+@pytest.mark.parametrize(("groups", "atomic"), [([60], True), ([160, 100], True), ([1, 1], False)])
+def test_engines_may_be_empty(groups: list[int], atomic: bool) -> None:
+    trace = Trace.of([[100 + 31 * k % 2900 for k in range(samples)] for samples in groups])
+    problem = Problem(trace, crowded(8, 30_000).fleet, atomic)
+    run = simulate(trace, problem.fleet, staircase(problem).plan)
+    found = queue_search(problem, run, lower_s=0.0, deadline_s=np.inf, seed=0)
+    assert found.makespan_s <= run.makespan_s
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("tp", [(2, 1, 1, 1), (1, 1, 1, 2)])
+def test_long_requests_are_left_to_engines_that_hold_them(tp: tuple[int, ...], atomic: bool) -> None:
+    small, large = (
+        ShapeProfile(tp, Affine(5e-3, 1e-5, 1e-7), 1e4, cache, 1000, token_budget=10**4)
+        for tp, cache in ((1, 1_400), (2, 30_000))
+    )
+    trace = Trace.of(
+        [[1500 + 31 * k] for k in range(40)] + [[100 + 7 * k] for k in range(40)], prompt_tokens=50
+    )
+    problem = Problem(trace, Fleet(profile(small, large), tuple(map(Engine, tp)), sum(tp)), atomic)
+    quick, found = staircase(problem), solve(problem)
+    assert quick.lower_s <= found.lower_s <= found.upper_s <= quick.upper_s
+    check(found, problem)
+    assert (np.array(tp)[found.plan.engine_of[:40]] == 2).all()

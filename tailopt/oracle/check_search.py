@@ -44,7 +44,7 @@ def check_search(bound: SearchBound, problem: Problem) -> tuple[Fraction, str]:
     lower_s = Fraction(bound.lower_s)
     require(0 < bound.lower_s <= MOST_TICKS * bound.tick_s < float("inf"), "the search's tick is no tick")
     tick = Fraction(bound.tick_s)
-    opening = np.array([floor((lower_s - a * longest) / tick) for longest, _ in items])
+    opening = np.array([max(-1, floor((lower_s - a * longest) / tick)) for longest, _ in items])
     weights = [floor(w / tick) for _, w in items]
     require(sum(weights) < 2**62, "the search's tick is too small")
     weight = np.array(weights)

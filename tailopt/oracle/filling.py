@@ -11,9 +11,9 @@ leave slots and cache to spare.
 import numpy as np
 from numba import njit
 
-from tailopt.arrays import Floats, Ints
+from tailopt.arrays import Bools, Floats, Ints
 from tailopt.oracle.problem import Problem
-from tailopt.oracle.units import Units
+from tailopt.oracle.units import Units, fits_on
 from tailopt.simulate.kernel import seconds
 from tailopt.simulate.line_table import line_table
 
@@ -64,6 +64,7 @@ class _Filling:
         self.output = trace.output_tokens[requests]
         self.prompt = trace.context_tokens[requests]
         self.unit_start = np.cumsum([0, *map(len, units.members)], dtype=np.int64)
+        self.fits = fits_on(problem, units)
 
     def place(self, makespan_s: float, rule: int) -> tuple[Ints, float]:
         """Engines of the units, and when the last is done (infinity if not within ``makespan_s``)."""
@@ -71,7 +72,7 @@ class _Filling:
         lines = self.lines
         done_s = fill_any(
             self.output, self.prompt, self.unit_start, lines.base_s, lines.slope_s, lines.pieces, lines.shape,
-            self.max_running, self.kv_capacity_tokens, makespan_s, rule, engine_of,
+            self.max_running, self.kv_capacity_tokens, self.fits, makespan_s, rule, engine_of,
         )  # fmt: skip
         return engine_of, done_s
 
@@ -126,6 +127,7 @@ def fill_any(
     shape: Ints,
     max_running: Ints,
     kv_capacity_tokens: Ints,
+    fits: Bools,
     makespan_s: float,
     rule: int,
     engine_of: Ints,
@@ -137,6 +139,7 @@ def fill_any(
         unit_start: ``[u + 1]`` where units start.
         base_s, slope_s, pieces: step-time lines of each shape, as the simulator's kernel takes them.
         shape, max_running, kv_capacity_tokens: ``[m]`` of the engines.
+        fits: ``[m, u]`` whether an engine can hold a unit's requests at all.
         makespan_s: no engine may be done later.
         rule: FULLEST, which opens an engine only when no open one fits, or SOONEST.
         engine_of: ``[u]`` written.
@@ -152,6 +155,8 @@ def fill_any(
         start, end = unit_start[u], unit_start[u + 1]
         best, best_done, best_rank = -1, 0.0, 0.0
         for e in range(m):
+            if not fits[e, u]:
+                continue
             if rule == FULLEST and e > 0 and held[e] == 0 and held[e - 1] == 0 and shape[e] == shape[e - 1]:
                 continue  # the same empty engine again
             size = held[e] + end - start

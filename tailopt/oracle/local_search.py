@@ -19,10 +19,10 @@ from time import perf_counter as clock
 import numpy as np
 from numba import njit
 
-from tailopt.arrays import Floats, Ints
+from tailopt.arrays import Bools, Floats, Ints
 from tailopt.oracle.filling import set_time_s
 from tailopt.oracle.problem import Problem
-from tailopt.oracle.units import Units
+from tailopt.oracle.units import Units, fits_on
 from tailopt.simulate.batch import shared_tokens
 from tailopt.simulate.line_table import line_table
 
@@ -97,6 +97,7 @@ class _Search:
         self.output = trace.output_tokens[requests]
         self.prompt = trace.context_tokens[requests]
         self.unit_start = np.cumsum([0, *map(len, units.members)], dtype=np.int64)
+        self.fits = fits_on(problem, units)
         shapes = [fleet.shape_of(e) for e in engines]
         shared = np.zeros(trace.n_requests, dtype=np.int64)
         if any(shape.prefix_caching for shape in shapes):
@@ -146,7 +147,8 @@ class _Search:
         return float(
             wander(
                 self.output, self.prompt, self.unit_start, lines.base_s, lines.slope_s, lines.pieces,
-                lines.shape, self.limits, self.engine_of, self.held_output, self.held_prompt, self.held_unit,
+                lines.shape, self.limits, self.fits, self.engine_of, self.held_output, self.held_prompt,
+                self.held_unit,
                 self.held, self.done_s, self.own, self.prompt_of, self.shared, self.prefill_s, self.slowdown,
                 self.computed,
                 self.samples, self.random.random((STEPS, 5)), level_s, best_s, best,
@@ -164,6 +166,7 @@ def wander(
     pieces: Ints,
     shape: Ints,
     limits: Ints,
+    fits: Bools,
     engine_of: Ints,
     held_output: Ints,
     held_prompt: Ints,
@@ -188,6 +191,7 @@ def wander(
         output, prompt, unit_start, base_s, slope_s, pieces, shape: as in
             :func:`tailopt.oracle.filling.fill_any`.
         limits: ``[m, 2]`` concurrency limit and KV capacity of each engine.
+        fits: ``[m, u]`` whether an engine can hold a unit's requests at all.
         engine_of, held_output, held_prompt, held_unit, held, done_s, computed, samples: the plan, with the
             prompt tokens that each engine computes, and how many units of each prompt it has; changed.
         own, prompt_of: ``[u]`` prompt tokens that each unit computes itself, and its prompt.
@@ -217,7 +221,7 @@ def wander(
             if not 0 <= swap < units:
                 continue
             b = engine_of[swap]
-        if b == a:
+        if b == a or not fits[b, u] or (swap >= 0 and not fits[a, swap]):
             continue
         for side in range(2):
             e, gone, comes = (a, u, swap) if side == 0 else (b, swap, u)

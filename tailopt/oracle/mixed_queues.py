@@ -20,7 +20,6 @@ drawn anew each time, are annealed side by side; where there are few, two search
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -35,12 +34,14 @@ from tailopt.oracle.mixed_queues_kernel import anneal_queues, backward
 from tailopt.oracle.mixed_queues_told import anneal_told, told, told_seconds
 from tailopt.oracle.mixed_rows import Loads
 from tailopt.oracle.problem import Problem
+from tailopt.oracle.side_by_side import side_by_side
 from tailopt.oracle.units import too_large
 from tailopt.plan import Plan
 from tailopt.run import Run
 from tailopt.simulate.simulator import simulate
 
-PROPOSALS = 4_000  # between two looks at the clock
+PROPOSALS, LEAST_PROPOSALS = 4_000, 16  # between two looks at the clock
+QUICK = 300  # requests on an engine up to which there are so many; each takes their square in time
 ROUNDS = 6  # of so many, without a time limit
 EXACT_SHARE = 0.4  # of the time, in which schedules are taken to be carried out to the step
 SIDES = 2  # threads
@@ -81,7 +82,7 @@ def queue_search(problem: Problem, run: Run, *, lower_s: float, deadline_s: floa
     randoms = np.random.default_rng(seed).spawn(SIDES if len(problem.fleet.engines) < MANY else 1)
     chains = [Queues(problem) for _ in randoms]
     best, watch = run, _Watch(deadline_s)
-    with suppress(KeyboardInterrupt), ThreadPoolExecutor(SIDES) as pool:
+    with suppress(KeyboardInterrupt):
         for one in chains:
             one.take(run.plan)
         while (done := watch.done()) < 1 and best.makespan_s > lower_s * (1 + 1e-9):
@@ -92,8 +93,7 @@ def queue_search(problem: Problem, run: Run, *, lower_s: float, deadline_s: floa
                     one.tell()
             power, heat = (EXACT if exact else TOLD).at(part)
             jobs = [one.jobs(random, power, heat) for one, random in zip(chains, randoms, strict=True)]
-            for ended in [pool.submit(job) for some in jobs for job in some]:
-                ended.result()
+            side_by_side([job for some in jobs for job in some])
             for one in () if exact else chains:
                 found = simulate(problem.trace, problem.fleet, one.plan())
                 one.correct(found)
@@ -178,13 +178,16 @@ class Queues:
         """Functions that change the queues, each those of other engines, so that they may run at once."""
         m = len(self.counts)
         parts = np.array_split(random.permutation(m), SIDES) if m >= MANY else [np.arange(m)]
+        parts = [part for part in parts if self.counts[part].any()]
+        slower = max(1.0, float(self.counts.max()) / QUICK) ** 2
+        proposals = max(LEAST_PROPOSALS, int(PROPOSALS / slower))
         state = (self.after, self.counts) if self.told else (self.counts, self.limits)
         kernel: Callable[..., None] = anneal_told if self.told else anneal_queues
         return [
             partial(
                 kernel, part, self.queues, *state, self.factor, self.kind_of, self.fits, self.held,
                 self.output, self.cache, self.slots, self.base_s, self.slope_s, self.token_s,
-                random.random((PROPOSALS, 7)), power, heat, not self.problem.atomic,
+                random.random((proposals, 7)), power, heat, not self.problem.atomic,
             )
             for part in parts
         ]  # fmt: skip

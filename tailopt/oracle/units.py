@@ -149,6 +149,16 @@ def too_large(problem: Problem, shape: ShapeProfile) -> Bools:
     return np.asarray(need > shape.kv_capacity_tokens // shape.block_tokens * shape.block_tokens)
 
 
+def fits_on(problem: Problem, units: Units) -> Bools:
+    """``[m, u]`` whether an engine's cache holds each request of a unit at all."""
+    fleet, fits = problem.fleet, {}
+    for e, engine in enumerate(fleet.engines):
+        if engine.tp not in fits:
+            large = too_large(problem, fleet.shape_of(e))
+            fits[engine.tp] = [not large[members].any() for members in units.members]
+    return np.array([fits[engine.tp] for engine in fleet.engines])
+
+
 def lines_of(problem: Problem, n_max: int) -> list[Lines]:
     """The step-time lines of each shape in the fleet."""
     degrees = dict.fromkeys(engine.tp for engine in problem.fleet.engines)
