@@ -40,7 +40,7 @@ from tailopt.oracle.lagrangian_search_kernel import (
 )
 from tailopt.oracle.side_by_side import WORTH_IT, cores, halves, side_by_side
 
-TABLE_BYTES = 80_000_000  # of the rows F, which decide how many requests can be placed
+TABLE_BYTES, WHOLE_BYTES = 80_000_000, 250_000_000  # of the rows F; if those of all requests fit
 PROBES, MOST_TRIALS = 5, 60  # trials given up, and trials in all, in one search
 CLOSER, FURTHER = 4.0, 4.0  # how many times closer to the bound, or further from it, the next trial is
 FIRST_PACE = 1e5  # states a second, until it is known
@@ -77,7 +77,9 @@ class PricedSearch:
         self.priced, self.asked, self.pace = priced, asked, FIRST_PACE
         row_bytes = 8 * len(priced.multipliers) * (asked.classes + 1)
         n, ranks = len(asked.length), asked.cost_s.shape[2]
-        self.start = row_starts(n, ranks, TABLE_BYTES // row_bytes)
+        self.start = row_starts(n, ranks, WHOLE_BYTES // row_bytes)
+        if len(self.start) < n + 2:
+            self.start = row_starts(n, ranks, TABLE_BYTES // row_bytes)
         self.rest: Floats = np.empty((self.start[-1], len(priced.multipliers), asked.classes + 1))
         rows, k_max, classes = self.rest.shape
         self.high: Floats = np.empty((rows, k_max, -(-classes // BLOCK)))
