@@ -25,6 +25,7 @@ finish before it is due. That is simulated; where it preempts and is late, the c
 elsewhere a little larger. Other step times and groups that stay together are left alone.
 """
 
+from bisect import bisect_right, insort
 from contextlib import suppress
 from time import perf_counter as clock
 
@@ -158,12 +159,15 @@ class Ends:
     def begins(self, makespan_s: float) -> Ints:
         """``[n]`` when each begins, in steps: at once, or at the last finish before it is due."""
         r, found = self.requests, np.zeros(len(self.requests), np.int64)
-        for e, one in enumerate(self.engines):
-            mine = r["engine"] == e
-            early, late = mine & (r["at_end"] == 0), mine & (r["at_end"] == 1)
-            finishes = np.append(0, np.sort(r["length"][early]))
-            due = np.maximum(0, steps_left(one, makespan_s) - r["length"][late])
-            found[late] = finishes[np.searchsorted(finishes, due, side="right") - 1]
+        steps = np.array([steps_left(one, makespan_s) for one in self.engines])
+        due = np.where(r["at_end"] == 1, steps[r["engine"]] - r["length"], r["later"] * self.every)
+        for e in range(len(self.engines)):
+            mine = np.flatnonzero(r["engine"] == e)
+            early, late = mine[due[mine] <= 0], mine[due[mine] > 0]
+            finishes = [0, *np.sort(r["length"][early]).tolist()]
+            for i in late[np.argsort(due[late], kind="stable")]:
+                found[i] = finishes[bisect_right(finishes, due[i]) - 1]
+                insort(finishes, int(found[i] + r["length"][i]))
         return found
 
     def plan(self, makespan_s: float) -> Plan:

@@ -33,7 +33,8 @@ TRIES = 8  # partners looked at for one that fits
 SOFT = 0.02  # of a cache: an overflow that counts twice
 NONE = -1
 
-REQUEST = np.dtype([(name, np.int64) for name in ("length", "group", "shared", "rank", "engine", "at_end")])
+_FIELDS = ("length", "group", "shared", "rank", "engine", "at_end", "later")
+REQUEST = np.dtype([(name, np.int64) for name in _FIELDS])
 TERM = np.dtype([("own", np.int64), ("added_s", np.float64), ("once_s", np.float64), ("fits", np.int64)])
 ENGINE = np.dtype(
     [(name, np.int64) for name in ("kind", "slots", "count")]
@@ -62,13 +63,14 @@ def change(
     one, term, end = engines[e], terms[engines[e].kind, i], held.shape[2]
     low, high = _points(side, 0, length, every, end)
     # at the end of step t of its own it holds own + t
-    profile, at = held[e, side, low:high], term.own + (length - (high - 1 - low) * every if side else every)
+    at = term.own + (length - (high - 1 - low) * every if side else every) + (r.shared if r.later else 0)
+    profile, runs = (
+        held[e, side, low + r.later : high + r.later],
+        running[e, side, low + r.later : high + r.later],
+    )
     for b in range(high - low):
         profile[b] += by * (at + every * b)
-    if one.slots < len(requests):
-        runs = running[e, side, low:high]
-        for b in range(high - low):
-            runs[b] += by
+        runs[b] += by
     given[e, side, g] += by
     one.count += by
     one.load_s += by * term.added_s
@@ -76,13 +78,15 @@ def change(
         return
     if given[e, 1 - side, g] == 0 and given[e, side, g] == (by + 1) // 2:
         one.load_s += by * term.once_s
+    if r.later:
+        return
     others = 0
     if by > 0:
         others = reach[e, side, g]
     elif given[e, side, g] > 0:
         for place in range(first[g], first[g + 1]):
             other = requests[samples[place]]
-            if other.engine == e and other.at_end == side and samples[place] != i:
+            if other.engine == e and other.at_end == side and not other.later and samples[place] != i:
                 others = max(others, other.length)
     reach[e, side, g] = max(others, length) if by > 0 else others
     if others < length:
@@ -130,7 +134,7 @@ def penalty(
     part = ((steps - last * every) * 16 // every) / 16  # of the way to the point before
     over, squares = _overflow(held[e], last, part, np.floor(one.cache))
     cost = over / one.cache + squares / one.cache**2 / SOFT
-    cost += late / every * (1 + late / (SOFT * max(steps, 1)))
+    cost += late / every * (1 + late / (SOFT * max(steps, 1))) + running[e, 0, last + 1 :].sum()
     if one.count > one.slots:
         many, _ = _overflow(running[e], last, 0.0, float(one.slots))
         cost += 2 * many / one.slots
@@ -191,15 +195,23 @@ def anneal(
         i = int(random.random() * n)
         r = requests[i]
         e, was = r.engine, r.at_end
-        what, f, j, side = random.random(), e, NONE, was
-        if what < 0.15:  # to the other end
+        what, f, j, side, then, later = random.random(), e, NONE, was, r.later, 0
+        if what < 0.1:  # to the other end
             side = 1 - side
-        elif what < 0.3:  # to another engine
+        elif what < 0.2:  # to begin at another point
+            last = max(0, steps_left(engines[e], makespan_s) - r.length) // every
+            later = int(random.random() * (last + 1))
+            if side == 0 and random.random() < 0.5:
+                later = then + int(random.random() * 13) - 6
+            side = 0
+            if later < 0 or later > last:
+                continue
+        elif what < 0.35:  # to another engine
             f = int(random.random() * m)
             side = int(random.random() * 2)
             if f == e:
                 continue
-        elif what < 0.8:  # with one of about the same length
+        elif what < 0.82:  # with one of about the same length
             by = 1 + int(random.random() ** 3 * min(n - 1, 200))
             place = r.rank + (by if random.random() < 0.5 else -by)
             if place < 0 or place >= n:
@@ -218,20 +230,24 @@ def anneal(
             if j == NONE:
                 continue
         if j != NONE:
-            f, side = requests[j].engine, requests[j].at_end
-            if (f == e and side == was) or not terms[engines[e].kind, j].fits:
+            f, side, later = requests[j].engine, requests[j].at_end, requests[j].later
+            if (f == e and side == was and later == then) or not terms[engines[e].kind, j].fits:
                 continue
             if was == 1 and requests[j].length < least:
                 continue
         if not terms[engines[f].kind, i].fits or (side == 1 and r.length < least):
             continue
+        if r.length // every + later >= held.shape[2]:
+            continue
+        if j != NONE and requests[j].length // every + then >= held.shape[2]:
+            continue
         load_e, load_f = engines[e].load_s, engines[f].load_s
         change(requests, terms, engines, samples, first, held, running, given, reach, every, i, -1)
         if j != NONE:
             change(requests, terms, engines, samples, first, held, running, given, reach, every, j, -1)
-            requests[j].engine, requests[j].at_end = e, was
+            requests[j].engine, requests[j].at_end, requests[j].later = e, was, then
             change(requests, terms, engines, samples, first, held, running, given, reach, every, j, 1)
-        requests[i].engine, requests[i].at_end = f, side
+        requests[i].engine, requests[i].at_end, requests[i].later = f, side, later
         change(requests, terms, engines, samples, first, held, running, given, reach, every, i, 1)
         allowed = -heat * np.log(random.random() + 1e-12)
         now_e = penalty(requests, order, engines, held, running, every, makespan_s, e)
@@ -249,9 +265,9 @@ def anneal(
         change(requests, terms, engines, samples, first, held, running, given, reach, every, i, -1)
         if j != NONE:
             change(requests, terms, engines, samples, first, held, running, given, reach, every, j, -1)
-            requests[j].engine, requests[j].at_end = f, side
+            requests[j].engine, requests[j].at_end, requests[j].later = f, side, later
             change(requests, terms, engines, samples, first, held, running, given, reach, every, j, 1)
-        requests[i].engine, requests[i].at_end = e, was
+        requests[i].engine, requests[i].at_end, requests[i].later = e, was, then
         change(requests, terms, engines, samples, first, held, running, given, reach, every, i, 1)
         engines[e].load_s, engines[f].load_s = load_e, load_f
     return float(cost.sum())
