@@ -91,7 +91,7 @@ def test_moves_keep_the_books(slots: int) -> None:
         ends.anneal(0.9 * run.makespan_s, heat, 0.0, np.random.default_rng(0))
         check_books(ends)
     r = ends.requests
-    assert (r["engine"] != run.plan.engine_of).any()
+    assert (r["engine"] != run.plan.engine_of[ends.order]).any()
     assert 0 < r["at_end"].sum() < len(r)
     assert 0 < (r["later"] > 0).sum() < len(r)
     assert not (r["later"] * r["at_end"]).any()
@@ -128,7 +128,7 @@ def test_the_penalty_is_what_points_hold_too_much(slots: int) -> None:
         begun = mine[r["at_end"][mine] == 0]
         done = (r["later"][begun] * ends.every + r["length"][begun]) // ends.every
         expected += np.maximum(done - np.maximum(last, r["later"][begun]), 0).sum()
-        found = penalty(r, ends.order, ends.engines, ends.held, ends.running, ends.every, makespan_s, e)
+        found = penalty(r, ends.engines, ends.held, ends.running, ends.every, makespan_s, e)
         assert expected > 0
         assert found == pytest.approx(expected)
 
@@ -143,7 +143,7 @@ def test_what_fits_is_carried_out_as_said() -> None:
     assert not found.preemptions.any()
     assert max(ends.seconds(target_s)) == pytest.approx(found.makespan_s, rel=0.02)
     ends.correct(found, target_s)
-    assert max(ends.seconds(target_s)) == pytest.approx(found.makespan_s, rel=1e-3)  # steps have changed
+    assert max(ends.seconds(target_s)) == pytest.approx(found.makespan_s, rel=5e-3)  # and other steps
 
 
 def test_the_search_gains_and_repeats_itself() -> None:

@@ -132,12 +132,14 @@ class Ends:
         self.engines["cache"] = SHARE * self.most
         steps = max(float(output.max()), run.makespan_s / float(self.engines["step_s"].min()))
         self.every, self.least = max(1, int(np.ceil(SPARE * steps / POINTS))), int(SHORT * steps)
-        self.order = np.argsort(-output, kind="stable")
-        self.samples = np.argsort(trace.group, kind="stable")
-        self.first = np.searchsorted(trace.group[self.samples], np.arange(int(trace.group.max()) + 2))
-        r = self.requests
-        r["length"], r["group"], r["shared"], r["engine"] = output, trace.group, shared, run.plan.engine_of
-        r["rank"][self.order] = np.arange(n)
+        self.order, r = np.argsort(-output, kind="stable"), self.requests
+        for name, numbers in (
+            ("length", output), ("group", trace.group), ("shared", shared), ("engine", run.plan.engine_of)
+        ):  # fmt: skip
+            r[name] = numbers[self.order]
+        self.terms = np.take(self.terms, self.order, axis=1)
+        self.samples = np.argsort(r["group"], kind="stable")
+        self.first = np.searchsorted(r["group"][self.samples], np.arange(int(trace.group.max()) + 2))
         self.held, self.running = np.zeros((2, m, 2, POINTS + 2))
         self.given, self.reach = np.zeros((2, m, 2, len(self.first) - 1), np.int64)
         for i in range(n):
@@ -150,14 +152,14 @@ class Ends:
         """Change the schedules towards a makespan; returns what is left of the sum."""
         return float(
             anneal(
-                self.requests, self.terms, self.engines, self.order, self.samples, self.first, self.held,
+                self.requests, self.terms, self.engines, self.samples, self.first, self.held,
                 self.running, self.given, self.reach, self.every, makespan_s, PROPOSALS, heat, self.least,
                 enough, random,
             )
         )  # fmt: skip
 
     def begins(self, makespan_s: float) -> Ints:
-        """``[n]`` when each begins, in steps: at once, or at the last finish before it is due."""
+        """``[n]`` in which step each begins, by falling length: at once, or at the last finish before it is due."""
         r, found = self.requests, np.zeros(len(self.requests), np.int64)
         steps = np.array([steps_left(one, makespan_s) for one in self.engines])
         due = np.where(r["at_end"] == 1, steps[r["engine"]] - r["length"], r["later"] * self.every)
@@ -183,8 +185,8 @@ class Ends:
             finished = np.searchsorted(ends, steps, side="right")
             running = np.searchsorted(begun, steps, side="right") - finished
             limits = [(int(f), int(now)) for f, now in zip(finished, running, strict=True) if now > 0]
-            mine = mine[np.lexsort((-length[mine], begins[mine]))]
-            queues.append(Admission(mine, int((begun == 0).sum()), np.nan, tuple(limits)))
+            mine = mine[np.argsort(begins[mine], kind="stable")]
+            queues.append(Admission(self.order[mine], int((begun == 0).sum()), np.nan, tuple(limits)))
         return with_queues(self.problem, queues)
 
     def seconds(self, makespan_s: float) -> Floats:
@@ -198,11 +200,11 @@ class Ends:
         said_s, caches = self.seconds(makespan_s), self.engines["cache"]
         for e, count in enumerate(self.engines["count"]):
             if count:
-                mine = self.requests["engine"] == e
-                late = run.finish_s[mine].max() > makespan_s * (1 + LATE)
+                mine = self.order[self.requests["engine"] == e]
+                done_s = run.finish_s[mine].max()
                 if run.preemptions[mine].any():
-                    caches[e] *= 1 - LESS if late else 1 + MORE
+                    caches[e] *= 1 - LESS if done_s > makespan_s * (1 + LATE) else 1 + MORE
                 else:
                     caches[e] *= 1 + MORE
-                    self.engines["offset_s"][e] += run.finish_s[mine].max() - said_s[e]
+                    self.engines["offset_s"][e] += done_s - said_s[e]
         np.clip(caches, LEAST_SHARE * self.most, self.most, out=caches)

@@ -8,13 +8,13 @@ back leaves no trace, and sums are the same in any order.
 
 The arrays that the functions here take:
 
-- ``requests``: ``[n]`` of :data:`REQUEST`: length in steps, prompt, tokens that are shared with its other
-  samples, place by falling length; engine, and 1 if it ends with it, else 0.
+- ``requests``: ``[n]`` of :data:`REQUEST`, by falling length: length in steps, prompt, tokens that are shared
+  with its other samples; engine, and 1 if it ends with it, else 0 and the point at which it begins.
 - ``terms``: ``[kinds, n]`` of :data:`TERM`: tokens of its prompt that a request alone holds, the seconds that
   it adds, those in which the shared tokens are computed once, whether it fits at all.
 - ``engines``: ``[m]`` of :data:`ENGINE`: kind, tokens and requests that fit, how many requests it is given;
   seconds of a step whatever runs, those of the requests, and besides.
-- ``order``: requests by falling length; ``samples``, ``first``: by prompt, and where each prompt's begin.
+- ``samples``, ``first``: requests by prompt, and where each prompt's begin.
 - ``held``, ``running``: ``[m, 2, points]`` profiles, both in the order of time: a point b is b times so many
   steps after the start, or so many times as it is from the last before the end.
 - ``given``, ``reach``: ``[m, 2, prompts]`` samples that begin or end with an engine; length of the longest.
@@ -33,7 +33,7 @@ TRIES = 8  # partners looked at for one that fits
 SOFT = 0.02  # of a cache: an overflow that counts twice
 NONE = -1
 
-_FIELDS = ("length", "group", "shared", "rank", "engine", "at_end", "later")
+_FIELDS = ("length", "group", "shared", "engine", "at_end", "later")
 REQUEST = np.dtype([(name, np.int64) for name in _FIELDS])
 TERM = np.dtype([("own", np.int64), ("added_s", np.float64), ("once_s", np.float64), ("fits", np.int64)])
 ENGINE = np.dtype(
@@ -113,7 +113,6 @@ def steps_left(one: Records, makespan_s: float) -> int:
 @njit(cache=True, nogil=True)
 def penalty(
     requests: Records,
-    order: Ints,
     engines: Records,
     held: Floats,
     running: Floats,
@@ -124,8 +123,7 @@ def penalty(
     """Points by which an engine's cache and slots overflow, and by which requests are too long."""
     one, end = engines[e], held.shape[2]
     steps, late = steps_left(one, makespan_s), 0
-    for i in order:
-        r = requests[i]
+    for r in requests:
         if r.length <= steps:
             break
         if r.engine == e:
@@ -134,7 +132,7 @@ def penalty(
     part = ((steps - last * every) * 16 // every) / 16  # of the way to the point before
     over, squares = _overflow(held[e], last, part, np.floor(one.cache))
     cost = over / one.cache + squares / one.cache**2 / SOFT
-    cost += late / every * (1 + late / (SOFT * max(steps, 1))) + running[e, 0, last + 1 :].sum()
+    cost += late / every * (1 + late / (SOFT * max(steps, 1))) + _sum(running[e, 0, last + 1 :])
     if one.count > one.slots:
         many, _ = _overflow(running[e], last, 0.0, float(one.slots))
         cost += 2 * many / one.slots
@@ -155,12 +153,19 @@ def _overflow(profiles: Floats, last: int, part: float, most: float) -> tuple[fl
     return over, squares
 
 
+@njit(cache=True, nogil=True, fastmath={"nnan", "nsz", "reassoc"})
+def _sum(numbers: Floats) -> float:
+    total = 0.0
+    for b in range(len(numbers)):
+        total += numbers[b]
+    return total
+
+
 @njit(cache=True, nogil=True)
 def anneal(
     requests: Records,
     terms: Records,
     engines: Records,
-    order: Ints,
     samples: Ints,
     first: Ints,
     held: Floats,
@@ -188,7 +193,7 @@ def anneal(
     m, n = len(engines), len(requests)
     cost = np.zeros(m)
     for e in range(m):
-        cost[e] = penalty(requests, order, engines, held, running, every, makespan_s, e)
+        cost[e] = penalty(requests, engines, held, running, every, makespan_s, e)
     for t in range(proposals):
         if t % 64 == 0 and cost.sum() <= enough:
             break
@@ -196,9 +201,9 @@ def anneal(
         r = requests[i]
         e, was = r.engine, r.at_end
         what, f, j, side, then, later = random.random(), e, NONE, was, r.later, 0
-        if what < 0.1:  # to the other end
+        if what < 0.12:  # to the other end
             side = 1 - side
-        elif what < 0.2:  # to begin at another point
+        elif what < 0.16:  # to begin at another point
             last = max(0, steps_left(engines[e], makespan_s) - r.length) // every
             later = int(random.random() * (last + 1))
             if side == 0 and random.random() < 0.5:
@@ -206,26 +211,26 @@ def anneal(
             side = 0
             if later < 0 or later > last:
                 continue
-        elif what < 0.35:  # to another engine
+        elif what < 0.28:  # to another engine
             f = int(random.random() * m)
             side = int(random.random() * 2)
             if f == e:
                 continue
-        elif what < 0.82:  # with one of about the same length
+        elif what < 0.86:  # with one of about the same length
             by = 1 + int(random.random() ** 3 * min(n - 1, 200))
-            place = r.rank + (by if random.random() < 0.5 else -by)
+            place = i + (by if random.random() < 0.5 else -by)
             if place < 0 or place >= n:
                 continue
-            j = order[place]
+            j = place
         else:  # to a sample of the same prompt, for one of about the same length
             low, high = first[r.group], first[r.group + 1]
             to = requests[samples[low + int(random.random() * (high - low))]].engine
             if to == e or r.shared == 0:
                 continue
             for _ in range(TRIES):
-                place = r.rank + int((random.random() - 0.5) * 80)
-                if 0 <= place < n and requests[order[place]].engine == to:
-                    j = order[place]
+                place = i + int((random.random() - 0.5) * 80)
+                if 0 <= place < n and requests[place].engine == to:
+                    j = place
                     break
             if j == NONE:
                 continue
@@ -250,12 +255,12 @@ def anneal(
         requests[i].engine, requests[i].at_end, requests[i].later = f, side, later
         change(requests, terms, engines, samples, first, held, running, given, reach, every, i, 1)
         allowed = -heat * np.log(random.random() + 1e-12)
-        now_e = penalty(requests, order, engines, held, running, every, makespan_s, e)
+        now_e = penalty(requests, engines, held, running, every, makespan_s, e)
         rise, now_f = now_e - cost[e], 0.0
         if f != e:
             rise -= cost[f]
             if rise <= allowed:
-                now_f = penalty(requests, order, engines, held, running, every, makespan_s, f)
+                now_f = penalty(requests, engines, held, running, every, makespan_s, f)
                 rise += now_f
         if rise <= allowed:
             cost[e] = now_e
