@@ -12,6 +12,7 @@ from tailopt.arrays import Floats
 from tailopt.engine.profile import ShapeProfile
 from tailopt.engine.step_time import Affine
 from tailopt.oracle import mixed_ends
+from tailopt.oracle.admission import with_queues
 from tailopt.oracle.bound_and_fill import staircase
 from tailopt.oracle.mixed_ends import Ends, applies, ends_search
 from tailopt.oracle.mixed_ends_kernel import SOFT, penalty, steps_left
@@ -139,7 +140,7 @@ def test_what_fits_is_carried_out_as_said() -> None:
     ends = Ends(problem, run)
     target_s = 1.1 * run.makespan_s
     assert ends.anneal(target_s, 0.01, 0.0, np.random.default_rng(0)) == 0
-    found = simulate(problem.trace, problem.fleet, ends.plan(target_s))
+    found = simulate(problem.trace, problem.fleet, with_queues(problem, ends.queues(target_s)))
     assert not found.preemptions.any()
     assert max(ends.seconds(target_s)) == pytest.approx(found.makespan_s, rel=0.02)
     ends.correct(found, target_s)
@@ -174,4 +175,6 @@ def test_any_fleet_gets_a_plan_no_worse(data: st.DataObject) -> None:
         ends = Ends(problem, run)
         ends.anneal(0.5 * run.makespan_s, 1.0, 0.0, np.random.default_rng(0))
         check_books(ends)
-        simulate(trace, problem.fleet, ends.plan(0.5 * run.makespan_s))  # can be carried out
+        simulate(
+            trace, problem.fleet, with_queues(problem, ends.queues(0.5 * run.makespan_s))
+        )  # can be carried out

@@ -27,7 +27,7 @@ elsewhere a little larger. Other step times and groups that stay together are le
 
 from bisect import bisect_right, insort
 from contextlib import suppress
-from time import perf_counter as clock
+from dataclasses import replace
 
 import numpy as np
 
@@ -37,9 +37,9 @@ from tailopt.engine.step_time import Affine
 from tailopt.oracle.admission import Admission, with_queues
 from tailopt.oracle.kinds import kinds_of
 from tailopt.oracle.mixed_ends_kernel import ENGINE, REQUEST, TERM, anneal, change, steps_left
+from tailopt.oracle.mixed_queues import Watch
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.units import shared_prefill, too_large
-from tailopt.plan import Plan
 from tailopt.run import Run
 from tailopt.simulate.simulator import simulate
 
@@ -52,6 +52,8 @@ PROPOSALS = 40_000  # between two looks at the clock
 ROUNDS = 24  # of them without a time limit
 HEATS = 0.3, 7e-4  # rise of the sum taken with probability 1/e, at first and in the end
 SETTLED = 0.5  # of the time, after which the target rises too, and plans are simulated
+DEALT = 0.85  # of the time, after which requests stay where they are, and each engine keeps its best
+FEW = 20_000  # proposals from then on
 ENOUGH = 0.4  # a sum that counts as small, for each engine
 FIRST_STEP, STEP, RISE = 0.01, 5e-4, 0.2  # of the target: down at first, down, up for what is missing
 LESS, MORE = 2e-3, 1e-3  # by how much a cache is taken to be smaller or larger
@@ -71,31 +73,43 @@ def ends_search(problem: Problem, run: Run, *, lower_s: float, deadline_s: float
     """
     if not applies(problem):
         return run
-    best, target_s, random = run, run.makespan_s * (1 - FIRST_STEP), np.random.default_rng(seed)
-    began, rounds = clock(), 0
+    target_s, random = run.makespan_s * (1 - FIRST_STEP), np.random.default_rng(seed)
+    best, kept, watch = run, list[Admission | None](), Watch(deadline_s, ROUNDS)
     with suppress(KeyboardInterrupt):
         ends = Ends(problem, run)
-        enough = ENOUGH * len(ends.engines)
-        while best.makespan_s > lower_s * (1 + 1e-9):
-            done = rounds / ROUNDS
-            if deadline_s < np.inf:
-                done = (clock() - began) / max(1e-9, deadline_s - began)
-            if done >= 1:
-                break
-            rounds += 1
-            target_s = max(target_s, lower_s)
-            heat, stop = HEATS[0] * (HEATS[1] / HEATS[0]) ** done, 0.0 if done > SETTLED else enough
-            missing = ends.anneal(target_s, heat, stop, random)
-            if missing > enough:
-                if done > SETTLED:
-                    target_s *= 1 + min(STEP * 6, RISE * missing / len(ends.engines) / POINTS)
-                continue
-            if done > SETTLED or target_s == lower_s:
-                found = simulate(problem.trace, problem.fleet, ends.plan(target_s))
+        m = len(ends.engines)
+        while (done := watch.done()) < 1 and best.makespan_s > lower_s * (1 + 1e-9):
+            settled, deal = done > SETTLED, done <= DEALT
+            heat, target_s = HEATS[0] * (HEATS[1] / HEATS[0]) ** min(1.0, done / DEALT), max(target_s, lower_s)
+            enough = 0.0 if settled else ENOUGH * m
+            missing = ends.anneal(target_s, heat, enough, random, deal=deal)
+            small = missing <= ENOUGH * m
+            if (settled and small) or not deal or target_s == lower_s:
+                queues = ends.queues(target_s)
+                found = simulate(problem.trace, problem.fleet, with_queues(problem, queues))
                 ends.correct(found, target_s)
                 best = min(best, found, key=lambda one: one.makespan_s)
-            target_s = min(target_s, best.makespan_s) * (1 - STEP)
+                if not deal:
+                    kept = _better(kept, queues, found)
+            if small:
+                target_s = min(target_s, best.makespan_s) * (1 - STEP)
+            elif settled and deal:
+                target_s *= 1 + min(6 * STEP, RISE * missing / m / POINTS)
+    if kept:
+        found = simulate(problem.trace, problem.fleet, with_queues(problem, kept))
+        best = min(best, found, key=lambda one: one.makespan_s)
     return best
+
+
+def _better(kept: list[Admission | None], queues: list[Admission | None], run: Run) -> list[Admission | None]:
+    """Of two queues for each engine, the faster one: that kept, or another one, as simulated."""
+    timed = [
+        None if one is None else replace(one, seconds=float(run.finish_s[one.order].max())) for one in queues
+    ]
+    return [
+        min(old, new, key=lambda one: one.seconds) if old and new else new
+        for old, new in zip(kept or timed, timed, strict=True)
+    ]
 
 
 def applies(problem: Problem) -> bool:
@@ -148,18 +162,20 @@ class Ends:
                 self.reach, self.every, i, 1,
             )  # fmt: skip
 
-    def anneal(self, makespan_s: float, heat: float, enough: float, random: np.random.Generator) -> float:
+    def anneal(
+        self, makespan_s: float, heat: float, enough: float, random: np.random.Generator, *, deal: bool = True
+    ) -> float:
         """Change the schedules towards a makespan; returns what is left of the sum."""
         return float(
             anneal(
                 self.requests, self.terms, self.engines, self.samples, self.first, self.held,
-                self.running, self.given, self.reach, self.every, makespan_s, PROPOSALS, heat, self.least,
-                enough, random,
+                self.running, self.given, self.reach, self.every, makespan_s, PROPOSALS if deal else FEW,
+                heat, self.least, deal, enough, random,
             )
         )  # fmt: skip
 
     def begins(self, makespan_s: float) -> Ints:
-        """``[n]`` in which step each begins, by falling length: at once, or at the last finish before it is due."""
+        """``[n]``, by falling length: the step at which each begins, the last finish before it is due."""
         r, found = self.requests, np.zeros(len(self.requests), np.int64)
         steps = np.array([steps_left(one, makespan_s) for one in self.engines])
         due = np.where(r["at_end"] == 1, steps[r["engine"]] - r["length"], r["later"] * self.every)
@@ -172,8 +188,8 @@ class Ends:
                 insort(finishes, int(found[i] + r["length"][i]))
         return found
 
-    def plan(self, makespan_s: float) -> Plan:
-        """The schedules as a plan: after each finish as many run as then began, longest admitted first."""
+    def queues(self, makespan_s: float) -> list[Admission | None]:
+        """The schedules as queues: after each finish as many run as then began, longest admitted first."""
         begins, length, queues = self.begins(makespan_s), self.requests["length"], list[Admission | None]()
         for e in range(len(self.engines)):
             mine = np.flatnonzero(self.requests["engine"] == e)
@@ -187,7 +203,7 @@ class Ends:
             limits = [(int(f), int(now)) for f, now in zip(finished, running, strict=True) if now > 0]
             mine = mine[np.argsort(begins[mine], kind="stable")]
             queues.append(Admission(self.order[mine], int((begun == 0).sum()), np.nan, tuple(limits)))
-        return with_queues(self.problem, queues)
+        return queues
 
     def seconds(self, makespan_s: float) -> Floats:
         """``[m]`` of the engines, if nobody is preempted."""

@@ -177,6 +177,7 @@ def anneal(
     proposals: int,
     heat: float,
     least: int,
+    deal: bool,
     enough: float,
     random: Any,
 ) -> float:
@@ -187,6 +188,7 @@ def anneal(
         proposals: at most.
         heat: rise of the sum that is taken with probability 1/e.
         least: shorter requests begin with their engine.
+        deal: whether requests may change engines.
         enough: a sum at which to stop.
         random: generator.
     """
@@ -214,7 +216,7 @@ def anneal(
         elif what < 0.28:  # to another engine
             f = int(random.random() * m)
             side = int(random.random() * 2)
-            if f == e:
+            if f == e or not deal:
                 continue
         elif what < 0.86:  # with one of about the same length
             by = 1 + int(random.random() ** 3 * min(n - 1, 200))
@@ -225,7 +227,7 @@ def anneal(
         else:  # to a sample of the same prompt, for one of about the same length
             low, high = first[r.group], first[r.group + 1]
             to = requests[samples[low + int(random.random() * (high - low))]].engine
-            if to == e or r.shared == 0:
+            if to == e or r.shared == 0 or not deal:
                 continue
             for _ in range(TRIES):
                 place = i + int((random.random() - 0.5) * 80)
@@ -236,7 +238,11 @@ def anneal(
                 continue
         if j != NONE:
             f, side, later = requests[j].engine, requests[j].at_end, requests[j].later
-            if (f == e and side == was and later == then) or not terms[engines[e].kind, j].fits:
+            if (
+                (f != e and not deal)
+                or (f == e and side == was and later == then)
+                or not terms[engines[e].kind, j].fits
+            ):
                 continue
             if was == 1 and requests[j].length < least:
                 continue
