@@ -81,7 +81,7 @@ def queue_search(problem: Problem, run: Run, *, lower_s: float, deadline_s: floa
     """
     randoms = np.random.default_rng(seed).spawn(SIDES if len(problem.fleet.engines) < MANY else 1)
     chains = [Queues(problem) for _ in randoms]
-    best, watch = run, _Watch(deadline_s)
+    best, watch = run, Watch(deadline_s, ROUNDS)
     with suppress(KeyboardInterrupt):
         for one in chains:
             one.take(run.plan)
@@ -101,17 +101,17 @@ def queue_search(problem: Problem, run: Run, *, lower_s: float, deadline_s: floa
     return best
 
 
-class _Watch:
-    """How much of the time is over or, without a time limit, of the rounds."""
+class Watch:
+    """How much of the time is over or, without a time limit, of so many rounds."""
 
-    def __init__(self, deadline_s: float) -> None:
-        self.began, self.deadline_s, self.rounds = clock(), deadline_s, 0
+    def __init__(self, deadline_s: float, most: int) -> None:
+        self.began, self.deadline_s, self.rounds, self.most = clock(), deadline_s, 0, most
 
     def done(self) -> float:
         """A share; each time it is asked for is a round."""
         self.rounds += 1
         if self.deadline_s == np.inf:
-            return (self.rounds - 1) / ROUNDS
+            return (self.rounds - 1) / self.most
         return (clock() - self.began) / max(1e-9, self.deadline_s - self.began)
 
 

@@ -1,12 +1,12 @@
 """Several kinds of engines, or caches that do not hold everything: a better plan, then prices on kinds.
 
-    quick certificate -> local search -> queues and packing, where requests have to wait -> prices on kinds
+    quick certificate -> local search -> queues and ends, where requests have to wait -> prices on kinds
 
 The local search goes by the engines' own times where everything fits (:mod:`tailopt.oracle.local_search`).
 Where requests have to wait it goes by their rows, set right by simulation
 (:mod:`tailopt.oracle.mixed_search`); then order, limits and dealing are searched together
-(:mod:`tailopt.oracle.mixed_queues`), and, where step times are affine and requests free, packed
-(:mod:`tailopt.oracle.mixed_packing`).
+(:mod:`tailopt.oracle.mixed_queues`) and, where step times are affine and requests free, who begins with an
+engine and who ends with it (:mod:`tailopt.oracle.mixed_ends`).
 """
 
 from contextlib import suppress
@@ -19,7 +19,7 @@ from tailopt.oracle.alone import concave
 from tailopt.oracle.bound_and_fill import plan_of, staircase
 from tailopt.oracle.certificate import Certificate
 from tailopt.oracle.local_search import local_search
-from tailopt.oracle.mixed_packing import applies, packing_search
+from tailopt.oracle.mixed_ends import applies, ends_search
 from tailopt.oracle.mixed_priced import PricedKindsBound, priced_kinds_bound
 from tailopt.oracle.mixed_queues import queue_search
 from tailopt.oracle.mixed_search import crowded_search
@@ -31,7 +31,7 @@ from tailopt.simulate.simulator import simulate
 SLICES = 20  # of the local search, without a time limit
 ITERATIONS, MOST_ITERATIONS = 16, 10_000  # of the bound, without a time limit and with one
 SEARCH_SHARE, CROWDED_SHARE, QUEUES_SHARE = 0.05, 0.05, 0.7  # of the time limit
-PACKING_SHARE = 0.75  # of the queues' time, where it applies
+ENDS_SHARE = 0.75  # of the queues' time, that of the search by ends where it applies
 
 
 def kinds(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0) -> Certificate:
@@ -150,11 +150,11 @@ def _better_plan(
         return run, run, "local search"
     deadline_s = clock() + CROWDED_SHARE * limit_s
     dealt = crowded_search(problem, units, run, lower_s=lower_s, deadline_s=deadline_s, seed=seed)
-    now_s, part = clock(), 1 - PACKING_SHARE if applies(problem) else 1.0
-    deadline_s, packed_s = now_s + part * QUEUES_SHARE * limit_s, now_s + QUEUES_SHARE * limit_s
+    now_s, part = clock(), 1 - ENDS_SHARE if applies(problem) else 1.0
+    deadline_s, ends_s = now_s + part * QUEUES_SHARE * limit_s, now_s + QUEUES_SHARE * limit_s
     run = queue_search(problem, dealt, lower_s=lower_s, deadline_s=deadline_s, seed=seed)
-    run = packing_search(problem, run, lower_s=lower_s, deadline_s=packed_s, seed=seed)
-    return run, dealt, "queue search" + (", packing" if applies(problem) else "")
+    run = ends_search(problem, run, lower_s=lower_s, deadline_s=ends_s, seed=seed)
+    return run, dealt, "queue search" + (", ends" if applies(problem) else "")
 
 
 def with_limits(problem: Problem, certificate: Certificate) -> Certificate:
