@@ -30,7 +30,8 @@ A table over the numbers of engines opened by kind, and the last leader, says wh
 functions replaced by their tangents, its requests dealt in fractions. Its dual values are the multipliers of
 each engine; the price of a request is what it costs on the engine where that is least. The leaders that
 collect most at these prices give the next linear program. From the best of them the prices follow the
-subgradient.
+subgradient towards a makespan, a share of the open gap above the best one refuted: the open gap is mostly not
+the prices' to close, so the share falls while steps gain nothing, and grows when they do.
 """
 
 from collections.abc import Iterator, Sequence
@@ -73,7 +74,9 @@ MOST_OWN = 7  # multipliers of a kind that the linear program gives
 FEW = 4  # inequalities that stand in where it gives none
 LEAST_SUM = 1e-2  # of the multipliers times the makespan, that all prices come to
 LEAST_SHARE = 1e-6  # of the first rise, that a request costs at least in the first prices
-TARGETS = (0.5, 0.5, 0.3)  # shares of the open gap at which the subgradient is taken, in turn
+FARTHEST, NEAREST = 0.5, 0.003  # shares of the open gap at which the subgradient is taken
+FARTHER, NEARER = 1.5, 0.8  # what a step that gains makes of that share, and one that does not
+ASTRAY = 5  # steps in a row that gain nothing, after which the best prices are taken up again
 LEAST_CHANGE = 0.2  # no price falls further in one step
 USED = 1e-9  # share of the multipliers below which an inequality is not worth keeping
 
@@ -140,7 +143,7 @@ def priced_kinds_bound(
     if np.prod([len(kind.engines) + 1.0 for kind in kinds]) > MOST_STATES:
         return None
     best: _Evaluated | None = None
-    best_s, fruitless = lower_s, 0
+    best_s, fruitless, share, astray = lower_s, 0, FARTHEST, 0
     try:
         asked = _Asked(problem, units, kinds, engine_of, upper_s)
         found = start = asked.evaluate(*asked.start(asked.plan_leaders()))
@@ -149,18 +152,20 @@ def priced_kinds_bound(
             gained = refuted_s > best_s + NOTABLE * (upper_s - best_s)
             fruitless = 0 if gained or i < STARTS else fruitless + 1
             if refuted_s > best_s or best is None:
+                share, astray = min(FARTHEST, share * FARTHER), 0
                 best, best_s = found, max(best_s, refuted_s)
+            elif i > STARTS:
+                share, astray = max(NEAREST, share * NEARER), astray + 1
             if i + 1 == iterations or clock() > deadline_s or best_s >= upper_s * (1 - CLOSE):
                 break
             if fruitless == min(PATIENCE, iterations // 2):
                 break
-            target_s = best_s + TARGETS[i % len(TARGETS)] * (upper_s - best_s)
+            target_s = best_s + share * (upper_s - best_s)
             if i < STARTS:
                 start = asked.evaluate(*asked.start(start.leaders_at(max(best_s, refuted_s))))
                 found = start
-            elif i == STARTS:
-                found = asked.evaluate(best.moved(target_s), best.programs)
             else:
+                found = best if i == STARTS or astray % ASTRAY == ASTRAY - 1 else found
                 found = asked.evaluate(found.moved(target_s), found.programs)
     except KeyboardInterrupt:
         pass
