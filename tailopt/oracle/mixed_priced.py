@@ -67,6 +67,9 @@ LEVELS = (1.0, 0.7, 1.5, 3.0)  # factors of the linear program's multipliers tha
 HEAD_STARTS = (0.7, 1.0, 1.4)  # in units of the steps after which the cache of an engine is full
 MOST_STARTS = 6
 CROWD_RANKS = (1, 4, 10, 25)  # at which a concave function is divided between the longest and the cache
+FILLING = (
+    1.3  # what a token is worth less in an empty cache, over what all but its own rise of a full one cost
+)
 PATIENCE = 50  # evaluations in a row, or half of all allowed, that gain less than
 NOTABLE = 1e-3  # of the open gap, after which the bound is as good as it gets
 STARTS = 3  # linear programs with the leaders that the one before led to
@@ -145,7 +148,7 @@ def priced_kinds_bound(
     best: _Evaluated | None = None
     best_s, fruitless, share, astray = lower_s, 0, FARTHEST, 0
     try:
-        asked = _Asked(problem, units, kinds, engine_of, upper_s)
+        asked = _Asked(problem, units, kinds, engine_of, lower_s, upper_s)
         found = start = asked.evaluate(*asked.start(asked.plan_leaders()))
         for i in range(iterations):
             refuted_s = found.refuted_s(best_s)
@@ -154,6 +157,7 @@ def priced_kinds_bound(
             if refuted_s > best_s or best is None:
                 share, astray = min(FARTHEST, share * FARTHER), 0
                 best, best_s = found, max(best_s, refuted_s)
+                asked.lower_s = best_s
             elif i > STARTS:
                 share, astray = max(NEAREST, share * NEARER), astray + 1
             if i + 1 == iterations or clock() > deadline_s or best_s >= upper_s * (1 - CLOSE):
@@ -162,8 +166,9 @@ def priced_kinds_bound(
                 break
             target_s = best_s + share * (upper_s - best_s)
             if i < STARTS:
-                start = asked.evaluate(*asked.start(start.leaders_at(max(best_s, refuted_s))))
-                found = start
+                again = i == 0 and asked.fills  # now that a bound is known, for engines done by then or later
+                led = asked.plan_leaders() if again else start.leaders_at(max(best_s, refuted_s))
+                found = start = asked.evaluate(*asked.start(led))
             else:
                 found = best if i == STARTS or astray % ASTRAY == ASTRAY - 1 else found
                 found = asked.evaluate(found.moved(target_s), found.programs)
@@ -198,10 +203,13 @@ class _Side:
         self.rows = list(self._rows(terms.minorants, asked))
         cached = self.loads.cache < int((trace.context_tokens + trace.output_tokens).sum())
         self.crowds = [
-            Crowd(one, ranks)
+            crowd
             for one in self.concave
             for ranks in CROWD_RANKS
             if cached and ranks <= len(one.rises_s)
+            for crowd in dict.fromkeys(
+                (Crowd(one, ranks), Crowd(one, ranks, FILLING * _shared_by(one, ranks, self.n_max)))
+            )
         ]
         by_rank = [*(one.longest_s for one in self.crowds), *(one.rises_s for one in self.concave)]
         ranks = max(map(len, by_rank), default=1)
@@ -210,9 +218,7 @@ class _Side:
         self.fixed_s = [self.loads.crowd_s(one) for one in self.crowds]
         self.fixed_s += [one.c_s * self.loads.context + self.loads.prefill_s for one in self.concave]
         self.flat_s = np.array([self.loads.added_s(row) for row in self.rows]).reshape(-1, len(self.fits))
-        led = self.loads.output[asked.first]
-        rows = [self.loads.constant_s(row, led) for row in self.rows]
-        self.constant_s = np.array([*rows, *np.zeros((len(self.rises), len(led)))])
+        self.first = asked.first
 
     def _rows(self, minorants: Sequence[Minorant], asked: "_Asked") -> Iterator[Row]:
         trace, kind = asked.problem.trace, self.kind
@@ -230,6 +236,16 @@ class _Side:
                         yield Row("cache", one, start)
                     if cache and start > 1:
                         yield Row("recompute", one, start)
+
+    def constants_s(self, by_s: float) -> Floats:
+        """``[q, u]`` constants of the inequalities by leader, for engines done by then or later."""
+        loads, first = self.loads, self.first
+        flat = [loads.constant_s(row, loads.output[first]) for row in self.rows]
+        crowds = [
+            loads.filled_s(crowd, added_s, by_s)[first]
+            for crowd, added_s in zip(self.crowds, self.fixed_s, strict=False)
+        ]
+        return np.array([*flat, *crowds, *np.zeros((len(self.concave), len(first)))])
 
     def most_before(self, upper_s: float, chosen: Ints) -> Ints:
         """``[n]`` longer requests that an engine done by ``upper_s`` can hold besides each; -1: not it.
@@ -288,10 +304,10 @@ class _Program:
         work = WORK // max(1, len(asked.sides) * states * len(multipliers))
         self.classes = int(min(MOST_CLASSES, max(FEWEST_CLASSES, work)))
         self.label_s = BEYOND * asked.upper_s / self.classes
-        self.label = labels(cost_s[-1], self.label_s)
+        self.label = labels(np.maximum(cost_s[-1], 0.0), self.label_s)
         self.layout = layout(self.label, self.most_before, self.leader, self.classes, False)
         self.marks = np.zeros(self.layout[0].max() * len(multipliers), np.uint8)
-        constant_s = side.constant_s[self.used]
+        constant_s = side.constants_s(asked.lower_s)[self.used]
         self.less = np.zeros((len(asked.first), len(multipliers)))
         for multiplier, constant in zip(self.multipliers.T, constant_s, strict=True):
             taking = multiplier > 0
@@ -336,13 +352,19 @@ class _Asked:
     """A problem's arrays, requests by falling length, and the inequalities of its kinds."""
 
     def __init__(
-        self, problem: Problem, units: Units, kinds: Sequence[Kind], engine_of: Ints, upper_s: float
+        self,
+        problem: Problem,
+        units: Units,
+        kinds: Sequence[Kind],
+        engine_of: Ints,
+        lower_s: float,
+        upper_s: float,
     ) -> None:
         trace = problem.trace
         unit = np.repeat(np.arange(len(units.members)), [len(members) for members in units.members])
         requests = np.concatenate(units.members)
         order = np.lexsort((unit, -trace.output_tokens[requests]))
-        self.problem, self.upper_s = problem, upper_s
+        self.problem, self.lower_s, self.upper_s = problem, lower_s, upper_s
         self.requests, self.unit = requests[order], unit[order]
         self.output = trace.output_tokens[self.requests]
         self.engine_of = engine_of[self.unit]
@@ -352,6 +374,7 @@ class _Asked:
         self.counts = np.array([len(kind.engines) for kind in kinds], dtype=np.int64)
         terms = terms_of(units, kinds, trace.n_requests, upper_s)
         self.sides = [_Side(self, kind, term) for kind, term in zip(kinds, terms, strict=True)]
+        self.fills = any(crowd.filling_s for side in self.sides for crowd in side.crowds)
 
     def steps(self, kind: Kind) -> Floats:
         """``[n + 1]`` steps that the plan's engines of a kind take with 0, 1, ... requests."""
@@ -397,6 +420,7 @@ class _Asked:
         shortest = np.zeros(count, dtype=np.int64)
         shortest[bucket] = self.output  # the last, shortest one of each stays
         parts, costs = [], []
+        known_s = [side.constants_s(self.lower_s) for side in self.sides]
         for led in engines:
             side = self.sides[led.kind]
             seconds, constants = side.tangents(led.mine)
@@ -404,7 +428,7 @@ class _Asked:
             parts.append(
                 _Part(
                     np.array([np.bincount(bucket, one, count) for one in seconds]),
-                    constants + side.constant_s[:, led.unit],
+                    constants + known_s[led.kind][:, led.unit],
                     (shortest <= self.output[self.first[led.unit]])
                     & (np.bincount(bucket, ~side.fits, count) == 0),
                 )
@@ -418,13 +442,13 @@ class _Asked:
                 may = self.sides[led.kind].fits & (np.arange(n) >= self.first[led.unit])
                 prices = np.minimum(prices, np.where(may, dual @ seconds, np.inf))
         dearest = np.max(prices, where=np.isfinite(prices), initial=0.0)
-        prices = np.where(np.isfinite(prices), prices, dearest)
+        prices = np.maximum(np.where(np.isfinite(prices), prices, dearest), 0.0)
         # the longest request leads in any case: its price says nothing, but keeps all of them from vanishing
         prices[0] += max(0.0, LEAST_SUM * self.upper_s * sum(map(np.sum, duals)) - float(prices.sum()))
         level = float(prices.sum()) / (len(self.problem.fleet.engines) * self.upper_s)
         return prices, [
-            _Program(self, side, _levels(found, len(side.constant_s), level))
-            for side, found in zip(self.sides, multipliers, strict=True)
+            _Program(self, side, _levels(found, len(known), level))
+            for side, known, found in zip(self.sides, known_s, multipliers, strict=True)
         ]
 
     def evaluate(self, prices: Floats, programs: list[_Program]) -> "_Evaluated":
@@ -515,6 +539,12 @@ def _levels(found: Sequence[Floats], inequalities: int, level: float) -> Floats:
     room = (MOST_MULTIPLIERS - 1) // len(LEVELS)
     some = own[np.unique(np.linspace(0, len(own) - 1, room).astype(int))]
     return np.concatenate([none, own, *(share * some for share in LEVELS[1:])])[:MOST_MULTIPLIERS]
+
+
+def _shared_by(one: ConcaveMinorant, ranks: int, together: int) -> float:
+    """What each of so many requests pays for a step of theirs, shared evenly, besides the last one's rise."""
+    rises = np.minimum(_padded(one.rises_s, together), one.rises_s[ranks - 1])
+    return max(0.0, float(rises.mean() - rises[-1]))
 
 
 def _padded(rises: tuple[float, ...], ranks: int) -> Floats:
