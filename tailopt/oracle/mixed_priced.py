@@ -31,7 +31,8 @@ functions replaced by their tangents, its requests dealt in fractions. Its dual 
 each engine; the price of a request is what it costs on the engine where that is least. The leaders that
 collect most at these prices give the next linear program. From the best of them the prices follow the
 subgradient towards a makespan, a share of the open gap above the best one refuted: the open gap is mostly not
-the prices' to close, so the share falls while steps gain nothing, and grows when they do.
+the prices' to close, so the share falls while steps gain nothing, and grows when they do. Where that ends,
+multipliers are added for the inequalities that the sets which collect most violate most.
 """
 
 from collections.abc import Iterator, Sequence
@@ -63,15 +64,17 @@ BEYOND = 1.1  # labels are told apart up to this share of the makespan of the pl
 BUCKETS = 160  # of requests of nearly equal length, in the linear program
 PRECISION = 1e-10  # relative width at which a bisection stops
 CLOSE = 3e-10  # share of the makespan at hand at which the bound is as good as equal
+LOWER = 0.7  # factor of a new multiplier that is tried beside it
 LEVELS = (1.0, 0.7, 1.5, 3.0)  # factors of the linear program's multipliers that are tried beside them
 HEAD_STARTS = (0.7, 1.0, 1.4)  # in units of the steps after which the cache of an engine is full
 MOST_STARTS = 6
-CROWD_RANKS = (1, 4, 10, 25)  # at which a concave function is divided between the longest and the cache
+CROWD_RANKS = (1, 2, 4, 10, 25)  # at which a concave function is divided between the longest and the cache
 FILLING = (
     1.3  # what a token is worth less in an empty cache, over what all but its own rise of a full one cost
 )
 PATIENCE = 50  # evaluations in a row, or half of all allowed, that gain less than
 NOTABLE = 1e-3  # of the open gap, after which the bound is as good as it gets
+RENEWED = 15  # evaluations in a row that gain less, after which other multipliers are tried
 STARTS = 3  # linear programs with the leaders that the one before led to
 MOST_OWN = 7  # multipliers of a kind that the linear program gives
 FEW = 4  # inequalities that stand in where it gives none
@@ -169,8 +172,10 @@ def priced_kinds_bound(
                 again = i == 0 and asked.fills  # now that a bound is known, for engines done by then or later
                 led = asked.plan_leaders() if again else start.leaders_at(max(best_s, refuted_s))
                 found = start = asked.evaluate(*asked.start(led))
+            elif fruitless % RENEWED == RENEWED - 1:
+                found, share, astray = best.renewed(best_s), FARTHEST / 5, -RENEWED
             else:
-                found = best if i == STARTS or astray % ASTRAY == ASTRAY - 1 else found
+                found = best if i == STARTS or (astray > 0 and astray % ASTRAY == ASTRAY - 1) else found
                 found = asked.evaluate(found.moved(target_s), found.programs)
     except KeyboardInterrupt:
         pass
@@ -259,6 +264,13 @@ class _Side:
             fitting = np.searchsorted(seconds, upper_s * (1 + 1e-9) / self.loads.output, side="right") - 1
             most = np.minimum(most, fitting)
         return np.where(self.fits, most, -1)
+
+    def seconds(self, mine: Ints) -> Floats:
+        """``[q]`` what an engine that holds these takes at least, besides the constants."""
+        by_rank = np.minimum(np.arange(len(mine)), self.rises.shape[1] - 1)
+        ranked_s = self.rises[:, by_rank] @ self.loads.output[mine]
+        fixed_s = np.array([one[mine].sum() for one in self.fixed_s])
+        return np.concatenate([self.flat_s[:, mine].sum(axis=1), ranked_s + fixed_s])
 
     def tangents(self, mine: Ints) -> tuple[Floats, Floats]:
         """``[q, n]`` seconds of each request as the engine of ``mine`` charges it, ``[q]`` constants."""
@@ -513,6 +525,25 @@ class _Evaluated:
         scaled = times * self.prices
         step = max(0.0, surplus) / max(float(scaled @ scaled), 1e-300)
         return np.asarray(self.prices * np.maximum(1 - step * scaled, LEAST_CHANGE))
+
+    def renewed(self, makespan_s: float) -> "_Evaluated":
+        """The same prices with more multipliers: of what the sets that collect most violate most."""
+        asked, led, programs = self.asked, self.leaders_at(makespan_s), []
+        for k, (side, program) in enumerate(zip(asked.sides, self.programs, strict=True)):
+            given = np.zeros((len(program.multipliers), len(side.rows) + len(side.ranks)))
+            given[:, program.used] = program.multipliers
+            constants_s = side.constants_s(asked.lower_s)
+            mine = [one for one in led if one.kind == k and self.chosen[k, one.unit] >= 0]
+            used = given[[self.chosen[k, one.unit] for one in mine]]
+            worst = np.zeros_like(used)
+            for one, row, new in zip(mine, used, worst, strict=True):
+                seconds = side.seconds(one.mine) + constants_s[:, one.unit]
+                violated = np.argmax(np.where(np.isfinite(seconds), seconds, 0.0))
+                new[violated] = row.sum() or program.total.max()
+            some = np.concatenate([given[:1], used, worst, (used + worst) / 2, LOWER * worst, given])
+            first = np.sort(np.unique(some, axis=0, return_index=True)[1])
+            programs.append(_Program(asked, side, some[first[:MOST_MULTIPLIERS]]))
+        return asked.evaluate(self.prices, programs)
 
     def _collect(self, leader: int, k: int, times: Floats) -> None:
         program = self.programs[k]
