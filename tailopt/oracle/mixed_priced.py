@@ -143,12 +143,14 @@ def priced_kinds_bound(
         lower_s: a bound at hand.
         upper_s: makespan of a plan at hand; the bound stays below it.
         iterations: evaluations at most.
-        deadline_s: :func:`time.perf_counter` at which to stop. So does Ctrl-C; what was found is returned.
+        deadline_s: :func:`time.perf_counter` at which to stop, after one evaluation at least. So does Ctrl-C;
+            what was found is returned.
     """
     kinds = kinds_of(problem.fleet)
     if np.prod([len(kind.engines) + 1.0 for kind in kinds]) > MOST_STATES:
         return None
     best: _Evaluated | None = None
+    now_s = clock()
     best_s, fruitless, share, astray = lower_s, 0, FARTHEST, 0
     try:
         asked = _Asked(problem, units, kinds, engine_of, lower_s, upper_s)
@@ -163,7 +165,9 @@ def priced_kinds_bound(
                 asked.lower_s = best_s
             elif i > STARTS:
                 share, astray = max(NEAREST, share * NEARER), astray + 1
-            if i + 1 == iterations or clock() > deadline_s or best_s >= upper_s * (1 - CLOSE):
+            before_s, now_s = now_s, clock()  # the next evaluation takes as long as this one
+            late = now_s + (now_s - before_s) > deadline_s
+            if i + 1 == iterations or late or best_s >= upper_s * (1 - CLOSE):
                 break
             if fruitless == min(PATIENCE, iterations // 2):
                 break
