@@ -151,7 +151,7 @@ def priced_kinds_bound(
         return None
     best: _Evaluated | None = None
     now_s = clock()
-    best_s, fruitless, share, astray = lower_s, 0, FARTHEST, 0
+    best_s, fruitless, pace = lower_s, 0, _Pace()
     try:
         asked = _Asked(problem, units, kinds, engine_of, lower_s, upper_s)
         found = start = asked.evaluate(*asked.start(asked.plan_leaders()))
@@ -160,30 +160,49 @@ def priced_kinds_bound(
             gained = refuted_s > best_s + NOTABLE * (upper_s - best_s)
             fruitless = 0 if gained or i < STARTS else fruitless + 1
             if refuted_s > best_s or best is None:
-                share, astray = min(FARTHEST, share * FARTHER), 0
                 best, best_s = found, max(best_s, refuted_s)
                 asked.lower_s = best_s
+                pace.gained()
             elif i > STARTS:
-                share, astray = max(NEAREST, share * NEARER), astray + 1
+                pace.failed()
             before_s, now_s = now_s, clock()  # the next evaluation takes as long as this one
             late = now_s + (now_s - before_s) > deadline_s
             if i + 1 == iterations or late or best_s >= upper_s * (1 - CLOSE):
                 break
             if fruitless == min(PATIENCE, iterations // 2):
                 break
-            target_s = best_s + share * (upper_s - best_s)
             if i < STARTS:
                 again = i == 0 and asked.fills  # now that a bound is known, for engines done by then or later
                 led = asked.plan_leaders() if again else start.leaders_at(max(best_s, refuted_s))
                 found = start = asked.evaluate(*asked.start(led))
             elif fruitless % RENEWED == RENEWED - 1:
-                found, share, astray = best.renewed(best_s), FARTHEST / 5, -RENEWED
+                found, pace = best.renewed(best_s), _Pace(FARTHEST / 5, -RENEWED)
             else:
-                found = best if i == STARTS or (astray > 0 and astray % ASTRAY == ASTRAY - 1) else found
+                found = best if i == STARTS or pace.lost else found
+                target_s = best_s + pace.share * (upper_s - best_s)
                 found = asked.evaluate(found.moved(target_s), found.programs)
     except KeyboardInterrupt:
         pass
     return None if best is None or best_s <= lower_s else best.argument(best_s)
+
+
+@dataclass
+class _Pace:
+    """Which share of the open gap the subgradient aims at, and for how many steps it has gained nothing."""
+
+    share: float = FARTHEST
+    astray: int = 0
+
+    def gained(self) -> None:
+        self.share, self.astray = min(FARTHEST, self.share * FARTHER), 0
+
+    def failed(self) -> None:
+        self.share, self.astray = max(NEAREST, self.share * NEARER), self.astray + 1
+
+    @property
+    def lost(self) -> bool:
+        """Whether to take up the best prices again."""
+        return self.astray > 0 and self.astray % ASTRAY == ASTRAY - 1
 
 
 @dataclass(frozen=True, eq=False)
