@@ -127,7 +127,10 @@ def test_no_schedule_beats_a_row(data: st.DataObject, terms: tuple[float, float,
 @settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_no_schedule_beats_a_crowd(data: st.DataObject) -> None:
-    """One engine with a concave step time, divided at every rank; what requests add, token by token."""
+    """One engine with a concave step time, divided at every rank; what requests add, token by token.
+
+    Tokens get something back while the cache fills, or nothing; the constant is whole if requests fill it.
+    """
     trace = data.draw(traces(most_groups=5, most_samples=3, longest=30))
     rate = data.draw(st.sampled_from([2.0, 64.0, 1e4]))
     fleet = data.draw(fleets(trace, concave_step_times(), most_engines=1, prefill_tokens_per_s=rate))
@@ -135,25 +138,42 @@ def test_no_schedule_beats_a_crowd(data: st.DataObject) -> None:
     makespan_s = simulate(trace, fleet, plan).makespan_s
     problem, (kind,), n = Problem(trace, fleet), kinds_of(fleet), trace.n_requests
     loads = Loads.of(problem, kind, np.argsort(-trace.output_tokens, kind="stable"))
-    n_max = min(kind.max_running, n)
+    n_max, filled = min(kind.max_running, n), (loads.held + loads.output).sum() >= loads.cache
+    shares = data.draw(st.lists(st.floats(0.0, 1.5), min_size=2, max_size=2))
     for below in concave_minorants([kind.shape.step_time.lines(n_max)], n_max, np.ones(n_max + 1)):
-        for ranks in range(1, len(below.rises_s) + 1):
-            crowd = Crowd(below, ranks)
+        for ranks, share in product(range(1, len(below.rises_s) + 1), [0.0, *shares]):
+            crowd = Crowd(below, ranks, share * below.rises_s[ranks - 1])
             added_s = loads.crowd_s(crowd)
-            assert added_s == pytest.approx([slow_crowd_s(loads, crowd, i) for i in range(n)], rel=1e-9)
+            slow_s = [slow_crowd_s(loads, crowd, i) for i in range(n)]
+            assert added_s == pytest.approx(slow_s, rel=1e-9, abs=1e-9 * makespan_s)
             by_rank = [crowd.longest_s[min(i, ranks - 1)] for i in range(n)]
-            assert loads.output @ by_rank + added_s.sum() <= makespan_s * SLACK, ranks
+            seconds = loads.output @ by_rank + added_s.sum()
+            constant_s = crowd.filling_s * loads.cache / 2
+            lowered_s = loads.filled_s(crowd, added_s, makespan_s)[0]
+            assert seconds + (lowered_s if lowered_s < np.inf else 0.0) <= makespan_s * SLACK or filled
+            assert seconds + constant_s <= makespan_s * SLACK or not filled, (ranks, share)
+            assert lowered_s <= constant_s or lowered_s == np.inf
 
 
 def slow_crowd_s(loads: Loads, crowd: Crowd, i: int) -> float:
+    """By its definition: the least of f of as many as would fill the cache, and of the lines of all n."""
     rises, seconds = crowd.shared_s, crowd.below.c_s * loads.context[i] + loads.prefill_s[i]
-    for held in range(int(loads.held[i]), int(loads.held[i] + loads.output[i])):
-        together = loads.cache / max(held, 1)  # so many would fit, if all held as much
+
+    def f(together: float) -> float:
         whole = int(together)
-        f = sum(rises[:whole]) + max(0, whole - len(rises)) * rises[-1]
-        f += (together - whole) * rises[min(whole, len(rises) - 1)]
-        seconds += f / together if held else 0.0
-    return float(seconds)
+        beyond = sum(rises[:whole]) + max(0, whole - len(rises)) * rises[-1]
+        return beyond + (together - whole) * rises[min(whole, len(rises) - 1)]
+
+    few = [
+        n
+        for n in range(1, min(loads.kind.max_running, len(loads.output)) + 1)
+        if f(n) - n * (f(n + 1) - f(n)) < n * crowd.filling_s
+    ]
+    for held in range(int(loads.held[i]), int(loads.held[i] + loads.output[i])):
+        each_s = f(loads.cache / held) * held / loads.cache if held else 0.0
+        lines_s = [f(n) / n - crowd.filling_s * (1 - n * held / loads.cache) for n in few]
+        seconds += min([each_s, *lines_s])
+    return float(seconds - crowd.filling_s * loads.held[i])
 
 
 def test_a_crowd_shares_a_full_cache() -> None:
@@ -304,6 +324,8 @@ MANY = Problem(LONG, fleet_of(Power(4e-3, 2e-3, 0.4, 1e-9), 2, kv_capacity_token
     [
         (lambda c: replace(c, ranks=0), "divided at no rank"),
         (lambda c: replace(c, ranks=81), "divided at no rank"),
+        (lambda c: replace(c, filling_s=-1e-9), "negative or too large"),
+        (lambda c: replace(c, filling_s=np.nan), "negative or too large"),
         (lambda c: replace(c, below=steeper(c.below, 1.01)), "not below the step times"),
         (lambda c: replace(c, below=rising(c.below)), "not concave"),
     ],

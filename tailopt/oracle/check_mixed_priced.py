@@ -101,6 +101,10 @@ def _require_below(
         require(row.limit in ("longest", "slots", "cache", "recompute"), "a row is of no known sort")
     for crowd in part.crowds:
         require(1 <= crowd.ranks <= len(crowd.below.rises_s), "a crowd is divided at no rank of its function")
+        require(
+            0 <= crowd.filling_s < 1e9,
+            "what a token gets back while the cache fills is negative or too large",
+        )
     for one in dict.fromkeys([*part.concave, *(crowd.below for crowd in part.crowds)]):
         rises, slope = [Fraction(rise) for rise in one.rises_s], Fraction(one.c_s)
         require(min(*rises, slope) >= 0, "a function below the step times falls")
@@ -179,17 +183,47 @@ class _Engine:
             self.held_s[crowd] = self._shares(crowd)
         before = self.held_s[crowd]
         shared = Fraction(before[request.held + request.output] - before[request.held], self.cache * FINE)
+        shared -= Fraction(_fine(crowd.filling_s), FINE) * request.held
         return shared + Fraction(crowd.below.c_s) * request.context + request.prefill_s
+
+    def filled(self, crowd: Crowd, makespan: Fraction) -> list[Fraction | None]:
+        """Constant of a crowd's row by the place of the leader, for engines done by then; None: no row.
+
+        Requests that do not fill the cache make the row say at most what the steepest of them would make it
+        say if it filled the cache, besides the constant and the ranks; beyond the makespan that is too much.
+        """
+        full = Fraction(_fine(crowd.filling_s) * self.cache, 2 * FINE)
+        rises = [Fraction(rise) for rise in crowd.below.rises_s[: crowd.ranks]]
+        by_rank = sum((rise - rises[-1] for rise in rises), Fraction(0))
+        found: list[Fraction | None] = []
+        steepest = Fraction(0)
+        for request in reversed(self.requests):
+            rate = self.crowded(crowd, request) / (request.output + request.held)
+            steepest = max(steepest, rate)
+            fitting = full + request.output * by_rank + self.cache * steepest
+            constant = full - max(Fraction(0), fitting - makespan)
+            found.append(Fraction(0) if not full else constant if constant >= 0 else None)
+        return found[::-1]
 
     def _shares(self, crowd: Crowd) -> list[int]:
         """Sums over x below 0, 1, ... of what x held tokens cost in one step, times cache and ``FINE``."""
-        rises = [floor(FINE * Fraction(rise)) for rise in crowd.below.rises_s]
+        rises = [_fine(rise) for rise in crowd.below.rises_s]
         shared = [min(rise, rises[crowd.ranks - 1]) for rise in rises]
-        sums = [0, *accumulate(shared)]
-        before = [0, 0]  # nothing held costs nothing
+        sums, filling = [0, *accumulate(shared)], _fine(crowd.filling_s)
+        most = min(self.slots, len(self.requests))
+        sums_on = [sums[min(n, len(shared))] + max(0, n - len(shared)) * shared[-1] for n in range(most + 1)]
+        few = [  # a step of n would not pay what they get back while the cache fills
+            n for n in range(1, most + 1) if sums_on[n] - n * shared[min(n, len(shared) - 1)] < n * filling
+        ]
+        shares = {n: self.cache * sums_on[n] // n - self.cache * filling for n in few}
+        before = [0, min([0, *shares.values()])]  # nothing held costs nothing
         for x in range(1, max(request.held + request.output for request in self.requests)):
             n = min(self.cache // x, len(shared))  # f between n and n + 1, at cache / x, times x
-            before.append(before[-1] + x * sums[n] + (self.cache - n * x) * shared[min(n, len(shared) - 1)])
+            least = x * sums[n] + (self.cache - n * x) * shared[min(n, len(shared) - 1)]
+            least -= 1  # as much as ``shares`` are rounded: beyond cache / n a line of n does not count
+            for n in few[: bisect_right(few, self.cache // x)]:
+                least = min(least, shares[n] + filling * n * x)
+            before.append(before[-1] + least)
         return before
 
     @staticmethod
@@ -197,6 +231,11 @@ class _Engine:
         """Token-steps of cache for the tokens after the first ``gained``."""
         late = range(min(gained, request.output), request.output)  # with each, so many are held before it
         return (late[0] + late[-1]) * len(late) // 2 + len(late) * request.held if late else 0
+
+
+def _fine(seconds: float) -> int:
+    """In parts of a second, rounded down."""
+    return floor(FINE * Fraction(seconds))
 
 
 def _values(
@@ -212,6 +251,7 @@ def _values(
     table = _tabulate(part, engine, price, makespan, scale, multipliers)
     values: list[int | None] = []
     room_for = _Room(part, makespan)
+    fillings = [engine.filled(crowd, makespan) for crowd in part.crowds]
     for place in leaders:
         longest = engine.requests[place].output
         best: Ints | None = None
@@ -219,7 +259,8 @@ def _values(
             values.append(None)
             continue
         constants = [engine.constant(row, longest) for row in part.rows]
-        constants += [Fraction(0)] * (len(part.crowds) + len(part.concave))
+        constants += [filled[place] for filled in fillings]
+        constants += [Fraction(0)] * len(part.concave)
         for m, row in enumerate(multipliers):
             used = [(one, constant) for one, constant in zip(row, constants, strict=True) if one]
             if any(constant is None for _, constant in used):
@@ -312,6 +353,7 @@ def _labels(part: KindPrices, engine: _Engine) -> list[Ints]:
             seconds = one.output * rises + fixed_s
         else:
             seconds = np.array([float(engine.added(part.rows[-1], one))]) if part.rows else np.zeros(1)
+        seconds = np.maximum(seconds, 0.0)
         found.append(np.minimum(seconds / part.label_s + spread, 2.0**40).astype(np.int64))
     return found
 

@@ -30,7 +30,9 @@ A table over the numbers of engines opened by kind, and the last leader, says wh
 functions replaced by their tangents, its requests dealt in fractions. Its dual values are the multipliers of
 each engine; the price of a request is what it costs on the engine where that is least. The leaders that
 collect most at these prices give the next linear program. From the best of them the prices follow the
-subgradient.
+subgradient towards a makespan, a share of the open gap above the best one refuted: the open gap is mostly not
+the prices' to close, so the share falls while steps gain nothing, and grows when they do. Where that ends,
+multipliers are added for the inequalities that the sets which collect most violate most.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,18 +64,25 @@ BEYOND = 1.1  # labels are told apart up to this share of the makespan of the pl
 BUCKETS = 160  # of requests of nearly equal length, in the linear program
 PRECISION = 1e-10  # relative width at which a bisection stops
 CLOSE = 3e-10  # share of the makespan at hand at which the bound is as good as equal
+LOWER = 0.7  # factor of a new multiplier that is tried beside it
 LEVELS = (1.0, 0.7, 1.5, 3.0)  # factors of the linear program's multipliers that are tried beside them
 HEAD_STARTS = (0.7, 1.0, 1.4)  # in units of the steps after which the cache of an engine is full
 MOST_STARTS = 6
-CROWD_RANKS = (1, 4, 10, 25)  # at which a concave function is divided between the longest and the cache
+CROWD_RANKS = (1, 2, 4, 10, 25)  # at which a concave function is divided between the longest and the cache
+FILLING = (
+    1.3  # what a token is worth less in an empty cache, over what all but its own rise of a full one cost
+)
 PATIENCE = 50  # evaluations in a row, or half of all allowed, that gain less than
 NOTABLE = 1e-3  # of the open gap, after which the bound is as good as it gets
+RENEWED = 15  # evaluations in a row that gain less, after which other multipliers are tried
 STARTS = 3  # linear programs with the leaders that the one before led to
 MOST_OWN = 7  # multipliers of a kind that the linear program gives
 FEW = 4  # inequalities that stand in where it gives none
 LEAST_SUM = 1e-2  # of the multipliers times the makespan, that all prices come to
 LEAST_SHARE = 1e-6  # of the first rise, that a request costs at least in the first prices
-TARGETS = (0.5, 0.5, 0.3)  # shares of the open gap at which the subgradient is taken, in turn
+FARTHEST, NEAREST = 0.5, 0.003  # shares of the open gap at which the subgradient is taken
+FARTHER, NEARER = 1.5, 0.8  # what a step that gains makes of that share, and one that does not
+ASTRAY = 5  # steps in a row that gain nothing, after which the best prices are taken up again
 LEAST_CHANGE = 0.2  # no price falls further in one step
 USED = 1e-9  # share of the multipliers below which an inequality is not worth keeping
 
@@ -134,15 +143,17 @@ def priced_kinds_bound(
         lower_s: a bound at hand.
         upper_s: makespan of a plan at hand; the bound stays below it.
         iterations: evaluations at most.
-        deadline_s: :func:`time.perf_counter` at which to stop. So does Ctrl-C; what was found is returned.
+        deadline_s: :func:`time.perf_counter` at which to stop, after one evaluation at least. So does Ctrl-C;
+            what was found is returned.
     """
     kinds = kinds_of(problem.fleet)
     if np.prod([len(kind.engines) + 1.0 for kind in kinds]) > MOST_STATES:
         return None
     best: _Evaluated | None = None
-    best_s, fruitless = lower_s, 0
+    now_s = clock()
+    best_s, fruitless, pace = lower_s, 0, _Pace()
     try:
-        asked = _Asked(problem, units, kinds, engine_of, upper_s)
+        asked = _Asked(problem, units, kinds, engine_of, lower_s, upper_s)
         found = start = asked.evaluate(*asked.start(asked.plan_leaders()))
         for i in range(iterations):
             refuted_s = found.refuted_s(best_s)
@@ -150,21 +161,48 @@ def priced_kinds_bound(
             fruitless = 0 if gained or i < STARTS else fruitless + 1
             if refuted_s > best_s or best is None:
                 best, best_s = found, max(best_s, refuted_s)
-            if i + 1 == iterations or clock() > deadline_s or best_s >= upper_s * (1 - CLOSE):
+                asked.lower_s = best_s
+                pace.gained()
+            elif i > STARTS:
+                pace.failed()
+            before_s, now_s = now_s, clock()  # the next evaluation takes as long as this one
+            late = now_s + (now_s - before_s) > deadline_s
+            if i + 1 == iterations or late or best_s >= upper_s * (1 - CLOSE):
                 break
             if fruitless == min(PATIENCE, iterations // 2):
                 break
-            target_s = best_s + TARGETS[i % len(TARGETS)] * (upper_s - best_s)
             if i < STARTS:
-                start = asked.evaluate(*asked.start(start.leaders_at(max(best_s, refuted_s))))
-                found = start
-            elif i == STARTS:
-                found = asked.evaluate(best.moved(target_s), best.programs)
+                again = i == 0 and asked.fills  # now that a bound is known, for engines done by then or later
+                led = asked.plan_leaders() if again else start.leaders_at(max(best_s, refuted_s))
+                found = start = asked.evaluate(*asked.start(led))
+            elif fruitless % RENEWED == RENEWED - 1:
+                found, pace = best.renewed(best_s), _Pace(FARTHEST / 5, -RENEWED)
             else:
+                found = best if i == STARTS or pace.lost else found
+                target_s = best_s + pace.share * (upper_s - best_s)
                 found = asked.evaluate(found.moved(target_s), found.programs)
     except KeyboardInterrupt:
         pass
     return None if best is None or best_s <= lower_s else best.argument(best_s)
+
+
+@dataclass
+class _Pace:
+    """Which share of the open gap the subgradient aims at, and for how many steps it has gained nothing."""
+
+    share: float = FARTHEST
+    astray: int = 0
+
+    def gained(self) -> None:
+        self.share, self.astray = min(FARTHEST, self.share * FARTHER), 0
+
+    def failed(self) -> None:
+        self.share, self.astray = max(NEAREST, self.share * NEARER), self.astray + 1
+
+    @property
+    def lost(self) -> bool:
+        """Whether to take up the best prices again."""
+        return self.astray > 0 and self.astray % ASTRAY == ASTRAY - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,10 +231,13 @@ class _Side:
         self.rows = list(self._rows(terms.minorants, asked))
         cached = self.loads.cache < int((trace.context_tokens + trace.output_tokens).sum())
         self.crowds = [
-            Crowd(one, ranks)
+            crowd
             for one in self.concave
             for ranks in CROWD_RANKS
             if cached and ranks <= len(one.rises_s)
+            for crowd in dict.fromkeys(
+                (Crowd(one, ranks), Crowd(one, ranks, FILLING * _shared_by(one, ranks, self.n_max)))
+            )
         ]
         by_rank = [*(one.longest_s for one in self.crowds), *(one.rises_s for one in self.concave)]
         ranks = max(map(len, by_rank), default=1)
@@ -205,9 +246,7 @@ class _Side:
         self.fixed_s = [self.loads.crowd_s(one) for one in self.crowds]
         self.fixed_s += [one.c_s * self.loads.context + self.loads.prefill_s for one in self.concave]
         self.flat_s = np.array([self.loads.added_s(row) for row in self.rows]).reshape(-1, len(self.fits))
-        led = self.loads.output[asked.first]
-        rows = [self.loads.constant_s(row, led) for row in self.rows]
-        self.constant_s = np.array([*rows, *np.zeros((len(self.rises), len(led)))])
+        self.first = asked.first
 
     def _rows(self, minorants: Sequence[Minorant], asked: "_Asked") -> Iterator[Row]:
         trace, kind = asked.problem.trace, self.kind
@@ -226,6 +265,16 @@ class _Side:
                     if cache and start > 1:
                         yield Row("recompute", one, start)
 
+    def constants_s(self, by_s: float) -> Floats:
+        """``[q, u]`` constants of the inequalities by leader, for engines done by then or later."""
+        loads, first = self.loads, self.first
+        flat = [loads.constant_s(row, loads.output[first]) for row in self.rows]
+        crowds = [
+            loads.filled_s(crowd, added_s, by_s)[first]
+            for crowd, added_s in zip(self.crowds, self.fixed_s, strict=False)
+        ]
+        return np.array([*flat, *crowds, *np.zeros((len(self.concave), len(first)))])
+
     def most_before(self, upper_s: float, chosen: Ints) -> Ints:
         """``[n]`` longer requests that an engine done by ``upper_s`` can hold besides each; -1: not it.
 
@@ -238,6 +287,13 @@ class _Side:
             fitting = np.searchsorted(seconds, upper_s * (1 + 1e-9) / self.loads.output, side="right") - 1
             most = np.minimum(most, fitting)
         return np.where(self.fits, most, -1)
+
+    def seconds(self, mine: Ints) -> Floats:
+        """``[q]`` what an engine that holds these takes at least, besides the constants."""
+        by_rank = np.minimum(np.arange(len(mine)), self.rises.shape[1] - 1)
+        ranked_s = self.rises[:, by_rank] @ self.loads.output[mine]
+        fixed_s = np.array([one[mine].sum() for one in self.fixed_s])
+        return np.concatenate([self.flat_s[:, mine].sum(axis=1), ranked_s + fixed_s])
 
     def tangents(self, mine: Ints) -> tuple[Floats, Floats]:
         """``[q, n]`` seconds of each request as the engine of ``mine`` charges it, ``[q]`` constants."""
@@ -283,10 +339,10 @@ class _Program:
         work = WORK // max(1, len(asked.sides) * states * len(multipliers))
         self.classes = int(min(MOST_CLASSES, max(FEWEST_CLASSES, work)))
         self.label_s = BEYOND * asked.upper_s / self.classes
-        self.label = labels(cost_s[-1], self.label_s)
+        self.label = labels(np.maximum(cost_s[-1], 0.0), self.label_s)
         self.layout = layout(self.label, self.most_before, self.leader, self.classes, False)
         self.marks = np.zeros(self.layout[0].max() * len(multipliers), np.uint8)
-        constant_s = side.constant_s[self.used]
+        constant_s = side.constants_s(asked.lower_s)[self.used]
         self.less = np.zeros((len(asked.first), len(multipliers)))
         for multiplier, constant in zip(self.multipliers.T, constant_s, strict=True):
             taking = multiplier > 0
@@ -331,13 +387,19 @@ class _Asked:
     """A problem's arrays, requests by falling length, and the inequalities of its kinds."""
 
     def __init__(
-        self, problem: Problem, units: Units, kinds: Sequence[Kind], engine_of: Ints, upper_s: float
+        self,
+        problem: Problem,
+        units: Units,
+        kinds: Sequence[Kind],
+        engine_of: Ints,
+        lower_s: float,
+        upper_s: float,
     ) -> None:
         trace = problem.trace
         unit = np.repeat(np.arange(len(units.members)), [len(members) for members in units.members])
         requests = np.concatenate(units.members)
         order = np.lexsort((unit, -trace.output_tokens[requests]))
-        self.problem, self.upper_s = problem, upper_s
+        self.problem, self.lower_s, self.upper_s = problem, lower_s, upper_s
         self.requests, self.unit = requests[order], unit[order]
         self.output = trace.output_tokens[self.requests]
         self.engine_of = engine_of[self.unit]
@@ -347,6 +409,7 @@ class _Asked:
         self.counts = np.array([len(kind.engines) for kind in kinds], dtype=np.int64)
         terms = terms_of(units, kinds, trace.n_requests, upper_s)
         self.sides = [_Side(self, kind, term) for kind, term in zip(kinds, terms, strict=True)]
+        self.fills = any(crowd.filling_s for side in self.sides for crowd in side.crowds)
 
     def steps(self, kind: Kind) -> Floats:
         """``[n + 1]`` steps that the plan's engines of a kind take with 0, 1, ... requests."""
@@ -392,6 +455,7 @@ class _Asked:
         shortest = np.zeros(count, dtype=np.int64)
         shortest[bucket] = self.output  # the last, shortest one of each stays
         parts, costs = [], []
+        known_s = [side.constants_s(self.lower_s) for side in self.sides]
         for led in engines:
             side = self.sides[led.kind]
             seconds, constants = side.tangents(led.mine)
@@ -399,7 +463,7 @@ class _Asked:
             parts.append(
                 _Part(
                     np.array([np.bincount(bucket, one, count) for one in seconds]),
-                    constants + side.constant_s[:, led.unit],
+                    constants + known_s[led.kind][:, led.unit],
                     (shortest <= self.output[self.first[led.unit]])
                     & (np.bincount(bucket, ~side.fits, count) == 0),
                 )
@@ -413,13 +477,13 @@ class _Asked:
                 may = self.sides[led.kind].fits & (np.arange(n) >= self.first[led.unit])
                 prices = np.minimum(prices, np.where(may, dual @ seconds, np.inf))
         dearest = np.max(prices, where=np.isfinite(prices), initial=0.0)
-        prices = np.where(np.isfinite(prices), prices, dearest)
+        prices = np.maximum(np.where(np.isfinite(prices), prices, dearest), 0.0)
         # the longest request leads in any case: its price says nothing, but keeps all of them from vanishing
         prices[0] += max(0.0, LEAST_SUM * self.upper_s * sum(map(np.sum, duals)) - float(prices.sum()))
         level = float(prices.sum()) / (len(self.problem.fleet.engines) * self.upper_s)
         return prices, [
-            _Program(self, side, _levels(found, len(side.constant_s), level))
-            for side, found in zip(self.sides, multipliers, strict=True)
+            _Program(self, side, _levels(found, len(known), level))
+            for side, known, found in zip(self.sides, known_s, multipliers, strict=True)
         ]
 
     def evaluate(self, prices: Floats, programs: list[_Program]) -> "_Evaluated":
@@ -485,6 +549,25 @@ class _Evaluated:
         step = max(0.0, surplus) / max(float(scaled @ scaled), 1e-300)
         return np.asarray(self.prices * np.maximum(1 - step * scaled, LEAST_CHANGE))
 
+    def renewed(self, makespan_s: float) -> "_Evaluated":
+        """The same prices with more multipliers: of what the sets that collect most violate most."""
+        asked, led, programs = self.asked, self.leaders_at(makespan_s), []
+        for k, (side, program) in enumerate(zip(asked.sides, self.programs, strict=True)):
+            given = np.zeros((len(program.multipliers), len(side.rows) + len(side.ranks)))
+            given[:, program.used] = program.multipliers
+            constants_s = side.constants_s(asked.lower_s)
+            mine = [one for one in led if one.kind == k and self.chosen[k, one.unit] >= 0]
+            used = given[[self.chosen[k, one.unit] for one in mine]]
+            worst = np.zeros_like(used)
+            for one, row, new in zip(mine, used, worst, strict=True):
+                seconds = side.seconds(one.mine) + constants_s[:, one.unit]
+                violated = np.argmax(np.where(np.isfinite(seconds), seconds, 0.0))
+                new[violated] = row.sum() or program.total.max()
+            some = np.concatenate([given[:1], used, worst, (used + worst) / 2, LOWER * worst, given])
+            first = np.sort(np.unique(some, axis=0, return_index=True)[1])
+            programs.append(_Program(asked, side, some[first[:MOST_MULTIPLIERS]]))
+        return asked.evaluate(self.prices, programs)
+
     def _collect(self, leader: int, k: int, times: Floats) -> None:
         program = self.programs[k]
         collect(program.label, program.most_before, *program.layout, program.marks, len(program.multipliers),
@@ -510,6 +593,12 @@ def _levels(found: Sequence[Floats], inequalities: int, level: float) -> Floats:
     room = (MOST_MULTIPLIERS - 1) // len(LEVELS)
     some = own[np.unique(np.linspace(0, len(own) - 1, room).astype(int))]
     return np.concatenate([none, own, *(share * some for share in LEVELS[1:])])[:MOST_MULTIPLIERS]
+
+
+def _shared_by(one: ConcaveMinorant, ranks: int, together: int) -> float:
+    """What each of so many requests pays for a step of theirs, shared evenly, besides the last one's rise."""
+    rises = np.minimum(_padded(one.rises_s, together), one.rises_s[ranks - 1])
+    return max(0.0, float(rises.mean() - rises[-1]))
 
 
 def _padded(rises: tuple[float, ...], ranks: int) -> Floats:

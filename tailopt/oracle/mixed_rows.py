@@ -53,6 +53,26 @@ and as request i holds at least :math:`h_i + j - 1` tokens while it gains its j-
           + \sum_i \Big( c A_i + \sum_{j \le L_i} \psi\big((h_i + j - 1) / M\big) \Big) .
 
 With an affine f and J = 1 this is the cache's row, with a J beyond all requests it ignores the cache.
+
+**Filling.** The cache is not full from the beginning: whatever is admitted when, and preempted, those that
+run while the u-th token is gained hold at most u - 1 tokens gained and :math:`H = \sum h_i` of prompts. Let a
+token get back p, the less of it the fuller the cache is, and let :math:`\varphi \le \psi` be concave with
+
+.. math:: \varphi(y) \le \frac{f_2(n)}n - p (1 - n y)
+          \qquad\text{for all n with}\quad f_2(n) - n \min(r_{n+1}, r_J) < n p .
+
+If n requests that hold K tokens run together, :math:`\sum_i \varphi(x_i / M) \le f_2(n) - n p (1 - K / M)`:
+the left side is at most :math:`n \varphi(K / n M)`, which leaves the other n, and for these
+:math:`n \psi(\kappa / n)` is concave, is :math:`f_2(n)` at :math:`\kappa = 1`, and its slope just below is
+at least n p. All tokens get back :math:`\sum_u p (1 - (u - 1 + H) / M)^+`, at least :math:`p (M / 2 - H)` if
+what the requests hold in the end fills the cache, :math:`\sum X_i \ge M` with :math:`X_i = h_i + L_i`. So
+:math:`\varphi` may take the place of :math:`\psi` in the row if each request adds :math:`p h_i` less, and
+then the row has :math:`p M / 2` more. Requests that do not fill the cache make it say no more than
+
+.. math:: \frac{p M}2 + \ell \sum_j (r_j - r_J)^+ + M \max_i \frac{t_i}{X_i} ,
+
+where :math:`t_i` is what request i adds whatever its rank: by as much as this exceeds T, the constant is
+lowered for engines that are done by T.
 """
 
 from dataclasses import dataclass
@@ -94,6 +114,7 @@ class Crowd:
     Attributes:
         below: the function f.
         ranks: J, at most as many as f has rises.
+        filling_s: p, what a token that is gained in an empty cache gets back.
 
     >>> crowd = Crowd(ConcaveMinorant((5.0, 3.0, 2.0), 0.0), 2)
     >>> crowd.longest_s, crowd.shared_s
@@ -102,6 +123,7 @@ class Crowd:
 
     below: ConcaveMinorant
     ranks: int
+    filling_s: float = 0.0
 
     @property
     def longest_s(self) -> tuple[float, ...]:
@@ -168,9 +190,40 @@ class Loads:
         together = self.cache / tokens
         whole = np.minimum(together.astype(np.int64), len(rises))
         shared_s = sums[whole] + (together - whole) * rises[np.minimum(whole, len(rises) - 1)]
-        before_s = np.concatenate([[0.0, 0.0], np.cumsum(shared_s / together)])
+        each_s = np.append(0.0, shared_s / together)
+        self._fill(crowd.filling_s, rises, each_s)
+        before_s = np.append(0.0, np.cumsum(each_s))
         held_s = before_s[self.held + self.output] - before_s[self.held]
-        return np.asarray(held_s + crowd.below.c_s * self.context + self.prefill_s)
+        return np.asarray(
+            held_s - crowd.filling_s * self.held + crowd.below.c_s * self.context + self.prefill_s
+        )
+
+    def _fill(self, filling_s: float, rises: Floats, each_s: Floats) -> None:
+        """Lower ``[x]`` what a request that holds x tokens pays in a step, for what it gets back."""
+        most = min(self.kind.max_running, len(self.output))
+        after = rises[np.minimum(np.arange(1, most + 1), len(rises) - 1)]
+        sums = np.cumsum(rises[np.minimum(np.arange(most), len(rises) - 1)])
+        n = np.arange(1, most + 1)
+        for together in n[sums - n * after < n * filling_s]:
+            held = np.arange(min(len(each_s), self.cache // together + 1))
+            line_s = sums[together - 1] / together - filling_s * (1 - together * held / self.cache)
+            each_s[held] = np.minimum(each_s[held], line_s)
+
+    def filled_s(self, crowd: Crowd, added_s: Floats, by_s: float) -> Floats:
+        """``[n]`` constant of a crowd's row for engines done by ``by_s``, by the longest; infinity: none.
+
+        Args:
+            crowd: what :meth:`crowd_s` was asked for.
+            added_s: ``[n]`` what it said, for requests by falling length.
+            by_s: a bound on the engines' seconds.
+        """
+        full_s = crowd.filling_s * self.cache / 2
+        if not full_s:
+            return np.zeros(len(self.output))
+        steepest = np.maximum.accumulate((added_s / (self.output + self.held))[::-1])[::-1]
+        fitting_s = full_s + self.output * sum(crowd.longest_s) + self.cache * np.maximum(steepest, 0.0)
+        constant_s = full_s - np.maximum(0.0, fitting_s - by_s)
+        return np.where(constant_s >= 0, constant_s, np.inf)
 
     def constant_s(self, row: Row, longest: Ints) -> Floats:
         """Seconds besides, by the longest request of the engine; infinity where the row does not hold."""

@@ -96,6 +96,8 @@ def _bound(
     dealt = runs[0].plan.engine_of[first]
     if len(runs) > 1 and (runs[0].plan.engine_of != runs[1].plan.engine_of).any():
         for one in runs:
+            if clock() > deadline_s:
+                break
             engine_of = one.plan.engine_of[first]
             found = priced_kinds_bound(
                 problem, units, engine_of, lower_s=lower_s, upper_s=upper_s, iterations=1,
