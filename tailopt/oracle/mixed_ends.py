@@ -3,8 +3,9 @@ r"""Plans where caches are full: each request begins with its engine or ends wit
 Where a few hundred requests share an engine, linear programs over their starts find caches flat and full from
 the ramp to the very last step, and nearly every request either begins at once or ends with the engine. That
 is a yes or no for each request, so it can be annealed along with who is where
-(:mod:`tailopt.oracle.mixed_ends_kernel`). Short requests begin at once: they fill an empty cache soonest.
-Samples of one prompt hold its shared blocks once, as far as they begin together or end together.
+(:mod:`tailopt.oracle.mixed_ends_kernel`). Some begin in between, the more the longer the engine takes than
+its longest request. Short requests do not end with the engine: they fill an empty cache soonest. Samples of
+one prompt hold its shared blocks once, as far as they begin together or end together.
 
 With an affine step time :math:`a + b n + c K`, an engine that holds the set S and takes s steps is done after
 
@@ -20,9 +21,10 @@ over points b that are :math:`\Delta` steps apart, with H the tokens in the cach
 many points is less bad than much at one, which preempts; points see no peaks between them either. T is
 lowered when the sum is small, and raised, when the heat is nearly gone, where it is not.
 
-An engine is told by finishes (:attr:`tailopt.plan.Engine.limits`): what should end with it begins at the last
-finish before it is due. That is simulated; where it preempts and is late, the cache is taken to be smaller,
-elsewhere a little larger. Other step times and groups that stay together are left alone.
+An engine is told by finishes (:attr:`tailopt.plan.Engine.limits`): what does not begin at once begins at
+the last finish before it is due. That is simulated; where it preempts and is late, the cache is taken to be
+smaller, elsewhere a little larger. In the end requests stay on their engines, each of which keeps the best
+schedule that was simulated. Other step times and groups that stay together are left alone.
 """
 
 from bisect import bisect_right, insort
@@ -45,14 +47,14 @@ from tailopt.simulate.simulator import simulate
 
 POINTS = 400  # of the profiles
 SPARE = 1.05  # steps that they cover, over those of an engine with nothing to do until the first makespan
-SHORT = 0.05  # of those steps, up to which requests begin with their engine
+SHORT = 0.05  # of those steps, up to which requests do not end with their engine
 SHARE, LEAST_SHARE = 0.97, 0.94  # of the cache that is filled, at first and at least
 BLOCK_SHARE = 0.5  # of a block, that a request leaves empty
 PROPOSALS = 40_000  # between two looks at the clock
 ROUNDS = 24  # of them without a time limit
-HEATS = 0.3, 7e-4  # rise of the sum taken with probability 1/e, at first and in the end
+HEATS = 0.2, 7e-4  # rise of the sum taken with probability 1/e, at first and in the end
 SETTLED = 0.5  # of the time, after which the target rises too, and plans are simulated
-DEALT = 0.85  # of the time, after which requests stay where they are, and each engine keeps its best
+DEALT = 0.85  # of the time, after which requests stay where they are, and the heat no longer falls
 FEW = 20_000  # proposals from then on
 ENOUGH = 0.4  # a sum that counts as small, for each engine
 FIRST_STEP, STEP, RISE = 0.01, 5e-4, 0.2  # of the target: down at first, down, up for what is missing
@@ -79,10 +81,9 @@ def ends_search(problem: Problem, run: Run, *, lower_s: float, deadline_s: float
         ends = Ends(problem, run)
         m = len(ends.engines)
         while (done := watch.done()) < 1 and best.makespan_s > lower_s * (1 + 1e-9):
-            settled, deal = done > SETTLED, done <= DEALT
-            heat, target_s = HEATS[0] * (HEATS[1] / HEATS[0]) ** min(1.0, done / DEALT), max(target_s, lower_s)
-            enough = 0.0 if settled else ENOUGH * m
-            missing = ends.anneal(target_s, heat, enough, random, deal=deal)
+            settled, deal, target_s = done > SETTLED, done <= DEALT, max(target_s, lower_s)
+            heat = HEATS[0] * (HEATS[1] / HEATS[0]) ** min(1.0, done / DEALT)
+            missing = ends.anneal(target_s, heat, 0.0 if settled else ENOUGH * m, random, deal=deal)
             small = missing <= ENOUGH * m
             if (settled and small) or not deal or target_s == lower_s:
                 queues = ends.queues(target_s)

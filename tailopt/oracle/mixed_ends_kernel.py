@@ -1,10 +1,10 @@
-r"""Moves of requests that begin with their engine or end with it, and what they change, in a microsecond.
+r"""Moves of requests that begin with their engine, end with it or neither, and what they change, quickly.
 
-What an engine holds at a step is the sum of what begins with it, as a function of the steps since, and of
-what ends with it, as a function of the steps until then. Neither depends on how many steps the engine takes,
-which only says how the two **profiles** lie upon each other. A request that comes or goes changes one of them
-at points so many steps apart. All of them are whole numbers, also where they are floats: a move that is taken
-back leaves no trace, and sums are the same in any order.
+What an engine holds at a step is the sum of what begins with it or in between, as a function of the steps
+since its start, and of what ends with it, as a function of the steps until then. Neither depends on how many
+steps the engine takes, which only says how the two **profiles** lie upon each other. A request that comes or
+goes changes one of them at points so many steps apart. All of them are whole numbers, also where they are
+floats: a move that is taken back leaves no trace, and sums are the same in any order.
 
 The arrays that the functions here take:
 
@@ -64,10 +64,8 @@ def change(
     low, high = _points(side, 0, length, every, end)
     # at the end of step t of its own it holds own + t
     at = term.own + (length - (high - 1 - low) * every if side else every) + (r.shared if r.later else 0)
-    profile, runs = (
-        held[e, side, low + r.later : high + r.later],
-        running[e, side, low + r.later : high + r.later],
-    )
+    low, high = low + r.later, high + r.later
+    profile, runs = held[e, side, low:high], running[e, side, low:high]
     for b in range(high - low):
         profile[b] += by * (at + every * b)
         runs[b] += by
@@ -187,7 +185,7 @@ def anneal(
         makespan_s: when all engines should be done.
         proposals: at most.
         heat: rise of the sum that is taken with probability 1/e.
-        least: shorter requests begin with their engine.
+        least: shorter requests do not end with their engine.
         deal: whether requests may change engines.
         enough: a sum at which to stop.
         random: generator.
@@ -205,11 +203,11 @@ def anneal(
         what, f, j, side, then, later = random.random(), e, NONE, was, r.later, 0
         if what < 0.12:  # to the other end
             side = 1 - side
-        elif what < 0.16:  # to begin at another point
+        elif what < 0.135:  # to begin at another point
             last = max(0, steps_left(engines[e], makespan_s) - r.length) // every
             later = int(random.random() * (last + 1))
-            if side == 0 and random.random() < 0.5:
-                later = then + int(random.random() * 13) - 6
+            if then > 0:
+                later = 0 if random.random() < 0.7 else then + int(random.random() * 13) - 6
             side = 0
             if later < 0 or later > last:
                 continue
