@@ -75,6 +75,7 @@ FILLING = (
 PATIENCE = 50  # evaluations in a row, or half of all allowed, that gain less than
 NOTABLE = 1e-3  # of the open gap, after which the bound is as good as it gets
 RENEWED = 15  # evaluations in a row that gain less, after which other multipliers are tried
+BEYOND_S = 0.5  # seconds by which an evaluation may end after the limit
 STARTS = 3  # linear programs with the leaders that the one before led to
 MOST_OWN = 7  # multipliers of a kind that the linear program gives
 FEW = 4  # inequalities that stand in where it gives none
@@ -166,7 +167,7 @@ def priced_kinds_bound(
             elif i > STARTS:
                 pace.failed()
             before_s, now_s = now_s, clock()  # the next evaluation takes as long as this one
-            late = now_s + (now_s - before_s) > deadline_s
+            late = now_s + max(0.0, now_s - before_s - BEYOND_S) > deadline_s
             if i + 1 == iterations or late or best_s >= upper_s * (1 - CLOSE):
                 break
             if fruitless == min(PATIENCE, iterations // 2):
