@@ -15,6 +15,7 @@ import numpy as np
 
 from tailopt.arrays import Ints
 from tailopt.engine.profile import ShapeProfile
+from tailopt.oracle.check_mixed_places import FREE, NEVER, NO_TICKS, TICKS, KindPlaces, Placed, none_is_left
 from tailopt.oracle.check_parts import (
     all_below,
     area,
@@ -30,7 +31,6 @@ from tailopt.oracle.mixed_rows import Crowd, Row
 from tailopt.oracle.problem import Problem
 
 MUCH = 2**60  # at least what any multiplier times the makespan is, in whole numbers
-NEVER = -(2**61)
 FINE = 2**90  # parts of a second in which shares of a step time are counted
 
 
@@ -72,15 +72,24 @@ def check_priced_kinds(bound: PricedKindsBound, problem: Problem) -> tuple[Fract
     for i, one in zip(order, price, strict=True):
         of_unit[unit_of[i]] += one
 
+    require(0 <= bound.places <= trace.n_requests, "more requests are placed than there are")
     leaders = [first[u] for u in range(len(units))]
-    values = []
-    for part, (shape, slots) in zip(bound.kinds, counts, strict=True):
+    values, kinds = [], []
+    for part, ((shape, slots), count) in zip(bound.kinds, counts.items(), strict=True):
         _require_below(part, shape, slots, bound.within_s, problem)
         engine = _Engine(problem, shape, slots, order, set(leaders))
-        values.append(_values(part, engine, price, leaders, makespan, scale))
-    collected = _most_collected(values, list(counts.values()), [0, *accumulate(of_unit)])
-    require(collected < sum(of_unit), f"engines done by {bound.lower_s} s may pay all prices")
-    return min(makespan, Fraction(bound.within_s)), "prices on kinds"
+        table = _tabulate(part, engine, price, makespan, scale, bound.places)
+        values.append(_values(part, engine, price, leaders, table))
+        if bound.places:
+            kinds.append(_places(table, count, values[-1], part, engine, leaders))
+    prefix, complaint = [0, *accumulate(of_unit)], f"engines done by {bound.lower_s} s may pay all prices"
+    lower = min(makespan, Fraction(bound.within_s))
+    if bound.places == 0:
+        require(_most_collected(values, list(counts.values()), prefix) < sum(of_unit), complaint)
+        return lower, "prices on kinds"
+    unit = [unit_of[i] for i in order]
+    require(none_is_left(kinds, unit, price, np.array(prefix), bound.places), complaint)
+    return lower, "prices on kinds and search"
 
 
 def _require_below(
@@ -199,51 +208,87 @@ class _Engine:
         return (late[0] + late[-1]) * len(late) // 2 + len(late) * request.held if late else 0
 
 
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """What the dynamic program of a kind says.
+
+    Attributes:
+        makespan, scale: whole numbers of a second's worth.
+        led: ``[n, k, classes + 1]`` most that sets led by each request are worth, less their time at k.
+        rest: for each place ``[k, longer ones + 1, classes + 1]`` the same of requests from there on, behind
+            so many longer ones.
+        placed: what the requests before the last place cost.
+    """
+
+    makespan: Fraction
+    scale: Fraction
+    led: Ints
+    rest: list[Ints]
+    placed: list[Placed]
+
+    def room(self, part: KindPrices, engine: _Engine, longest: int) -> Ints:
+        """``[k]`` the makespan less a leader's constants, at multipliers whose rows hold; else ``FREE``."""
+        constants = _constants(part, engine, longest)
+        found = []
+        for row in part.multipliers:
+            used = [(Fraction(x), less) for x, less in zip(row, constants, strict=True) if x]
+            room_s = sum((x * (self.makespan - less) for x, less in used if less is not None), Fraction(0))
+            room = ceil(self.scale * room_s)
+            require(room < -NEVER, "the multipliers are too large to compute with")
+            holds = all(less is not None for _, less in used)
+            found.append(max(-MUCH, room) if holds else FREE)
+        return np.array(found, dtype=np.int64)
+
+
+def _constants(part: KindPrices, engine: _Engine, longest: int) -> list[Fraction | None]:
+    """Seconds of each inequality besides what requests add; None if it does not hold for this leader."""
+    rows = [engine.constant(row, longest) for row in part.rows]
+    return [*rows, *[Fraction(0)] * (len(part.crowds) + len(part.concave))]
+
+
 def _values(
-    part: KindPrices,
-    engine: _Engine,
-    price: list[int],
-    leaders: list[int],
-    makespan: Fraction,
-    scale: Fraction,
+    part: KindPrices, engine: _Engine, price: list[int], leaders: list[int], table: _Table
 ) -> list[int | None]:
     """Most that an engine led by each unit is worth if it is done by the makespan; None: it cannot be."""
-    multipliers = [[Fraction(one) for one in row] for row in part.multipliers]
-    table = _tabulate(part, engine, price, makespan, scale, multipliers)
     values: list[int | None] = []
-    room_for = _Room(part, makespan)
+    room_for, everything = _Room(part, table.makespan), sum(price)
     for place in leaders:
-        longest = engine.requests[place].output
-        best: Ints | None = None
-        if not engine.requests[place].fits or room_for.besides(longest) < 0:
+        one = engine.requests[place]
+        if not one.fits or room_for.besides(one.output) < 0:
             values.append(None)
             continue
-        constants = [engine.constant(row, longest) for row in part.rows]
-        constants += [Fraction(0)] * (len(part.crowds) + len(part.concave))
-        for m, row in enumerate(multipliers):
-            used = [(one, constant) for one, constant in zip(row, constants, strict=True) if one]
-            if any(constant is None for _, constant in used):
-                continue
-            room_s = sum((x * (makespan - less) for x, less in used if less is not None), Fraction(0))
-            room = ceil(scale * room_s)
-            require(room < -NEVER, "the multipliers are too large to compute with")
-            worth = table[place, m] + np.int64(max(-MUCH, room))
-            best = worth if best is None else np.minimum(best, worth)
-        most = sum(price) if best is None else min(sum(price), int(best.max()))
+        worth = table.led[place] + table.room(part, engine, one.output)[:, None]
+        most = min(everything, int(worth.min(axis=0).max())) if len(worth) else everything
         values.append(None if most <= NEVER + MUCH else most)
     return values
 
 
+def _places(
+    table: _Table, count: int, values: list[int | None], part: KindPrices, engine: _Engine, leaders: list[int]
+) -> KindPlaces:
+    """What the search over places needs to know of a kind."""
+    ticks = TICKS / table.makespan
+    longest = [engine.requests[place].output for place in leaders]
+    constant = [
+        [NO_TICKS if less is None else floor(ticks * less) for less in _constants(part, engine, one)]
+        for one in longest
+    ]
+    return KindPlaces(
+        count=count,
+        value=np.array([max(0, one or 0) for one in values], dtype=np.int64),
+        room=np.array([table.room(part, engine, one) for one in longest], dtype=np.int64),
+        constant=np.array(constant, dtype=np.int64),
+        rest=table.rest,
+        placed=table.placed,
+    )
+
+
 def _tabulate(
-    part: KindPrices,
-    engine: _Engine,
-    price: list[int],
-    makespan: Fraction,
-    scale: Fraction,
-    multipliers: list[list[Fraction]],
-) -> Ints:
-    """``[n, k, classes + 1]`` most that sets led by each request are worth, less their time at k."""
+    part: KindPrices, engine: _Engine, price: list[int], makespan: Fraction, scale: Fraction, places: int
+) -> _Table:
+    """The dynamic program of a kind; ``rest`` and ``placed`` for so many places."""
     requests, n, last = engine.requests, len(engine.requests), part.classes
+    multipliers = [[Fraction(one) for one in row] for row in part.multipliers]
     flat, by_rank_s = len(part.rows), _by_rank(part)
     ranks = max(map(len, by_rank_s), default=1)
     rises = [[*one, *(one[-1],) * (ranks - len(one))] for one in by_rank_s]
@@ -256,34 +301,49 @@ def _tabulate(
     most = np.full((len(multipliers), ranks + 1, last + 1), NEVER, dtype=np.int64)
     most[:, :, 0] = 0
     table = np.full((n, len(multipliers), last + 1), NEVER, dtype=np.int64)
+    rest, placed = [most[:, :0]] * places + [most.copy()], []
+    ticks = TICKS / makespan
     for i in reversed(range(n)):
         one = requests[i]
-        before = min(room_for.besides(one.output), i, ranks) if one.fits else -1
-        if before < 0:
-            continue
-        column = np.minimum(np.arange(before + 1), ranks - 1)
-        added = [
-            *(engine.added(row, one) for row in part.rows),
-            *(engine.crowded(crowd, one) for crowd in part.crowds),
-            *(Fraction(g.c_s) * one.context + one.prefill_s for g in part.concave),
-        ]
-        fixed = [
-            sum(floor(scale * x * second) for x, second in zip(row, added, strict=True))
-            for row in multipliers
-        ]
-        gain = price[i] - one.output * by_rank[:, column] - np.array(fixed, dtype=object)[:, None]
-        gain = np.maximum(gain, NEVER)  # what costs so much is never worth it
-        after = most[:, np.minimum(np.arange(before + 1) + 1, ranks)]
-        taken = np.full_like(after, NEVER)
-        step = np.minimum(label_of[i][column], last)
-        for shift in np.unique(step):
-            rows = np.flatnonzero(step == shift)
-            taken[:, rows, shift:] = after[:, rows, : last + 1 - shift]
-            taken[:, rows, last] = after[:, rows, last - shift :].max(axis=2)
-        taken = np.maximum(taken + gain.astype(np.int64)[:, :, None], NEVER)
-        table[i] = taken[:, 0]
-        most[:, 1 : before + 1] = np.maximum(most[:, 1 : before + 1], taken[:, 1:])
-    return table
+        room = room_for.besides(one.output) if one.fits else -1
+        before = min(room, i, ranks)
+        if before >= 0:
+            column = np.minimum(np.arange(before + 1), ranks - 1)
+            added = [
+                *(engine.added(row, one) for row in part.rows),
+                *(engine.crowded(crowd, one) for crowd in part.crowds),
+                *(Fraction(g.c_s) * one.context + one.prefill_s for g in part.concave),
+            ]
+            fixed = [
+                sum(floor(scale * x * second) for x, second in zip(row, added, strict=True))
+                for row in multipliers
+            ]
+            gain = price[i] - one.output * by_rank[:, column] - np.array(fixed, dtype=object)[:, None]
+            gain = np.maximum(gain, NEVER).astype(np.int64)  # what costs so much is never worth it
+            after = most[:, np.minimum(np.arange(before + 1) + 1, ranks)]
+            taken = np.full_like(after, NEVER)
+            step = np.minimum(label_of[i][column], last)
+            for shift in np.unique(step):
+                rows = np.flatnonzero(step == shift)
+                taken[:, rows, shift:] = after[:, rows, : last + 1 - shift]
+                taken[:, rows, last] = after[:, rows, last - shift :].max(axis=2)
+            taken = np.maximum(taken + gain[:, :, None], NEVER)
+            table[i] = taken[:, 0]
+            most[:, 1 : before + 1] = np.maximum(most[:, 1 : before + 1], taken[:, 1:])
+        if i <= places:
+            rest[i] = most[:, : min(i, ranks) + 1].copy()
+        if i < places and before < 0:
+            nothing = np.zeros((1, len(multipliers)), dtype=np.int64)
+            placed.append(Placed(nothing, np.zeros((1, flat + len(rises)), dtype=np.int64), -1))
+        elif i < places:
+            zero = [Fraction(0)] * flat
+            seconds = [
+                [second + one.output * rise for second, rise in zip(added, of_rank, strict=True)]
+                for of_rank in ([*zero, *(rise[r] for rise in rises)] for r in column)
+            ]
+            floors = [[floor(ticks * second) for second in row] for row in seconds]
+            placed.append(Placed((price[i] - gain).T, np.array(floors, dtype=np.int64), room))
+    return _Table(makespan, scale, table, rest, placed[::-1])
 
 
 def _by_rank(part: KindPrices) -> list[list[Fraction]]:

@@ -34,6 +34,7 @@ subgradient.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter as clock
 from typing import Any
@@ -42,7 +43,7 @@ import numpy as np
 
 from tailopt.arrays import Bools, Floats, Ints
 from tailopt.oracle.kinds import Kind, KindTerms, kinds_of, terms_of
-from tailopt.oracle.lagrangian import labels
+from tailopt.oracle.lagrangian import labels, smoothed
 from tailopt.oracle.lagrangian_kernel import collect, layout, tabulate, worth
 from tailopt.oracle.lagrangian_minorant import ConcaveMinorant, concave_minorants
 from tailopt.oracle.minorant import Minorant
@@ -57,7 +58,8 @@ MARGIN = 1e-9
 MOST_STATES = 5_000  # numbers of engines opened by kind
 MOST_MULTIPLIERS = 16
 WORK = 25_000_000  # additions in the dynamic programs of one evaluation, which decide how fine labels are
-FEWEST_CLASSES, MOST_CLASSES = 4, 160
+FINER, MOST_WORK = 8, 200_000_000  # how many times as many when prices are stuck, and up to how many
+FEWEST_CLASSES, MOST_CLASSES = 4, 400
 BEYOND = 1.1  # labels are told apart up to this share of the makespan of the plan at hand
 BUCKETS = 160  # of requests of nearly equal length, in the linear program
 PRECISION = 1e-10  # relative width at which a bisection stops
@@ -66,14 +68,16 @@ LEVELS = (1.0, 0.7, 1.5, 3.0)  # factors of the linear program's multipliers tha
 HEAD_STARTS = (0.7, 1.0, 1.4)  # in units of the steps after which the cache of an engine is full
 MOST_STARTS = 6
 CROWD_RANKS = (1, 4, 10, 25)  # at which a concave function is divided between the longest and the cache
-PATIENCE = 50  # evaluations in a row, or half of all allowed, that gain less than
+PATIENCE = 30  # evaluations in a row, or half of all allowed, that gain less than
 NOTABLE = 1e-3  # of the open gap, after which the bound is as good as it gets
 STARTS = 3  # linear programs with the leaders that the one before led to
 MOST_OWN = 7  # multipliers of a kind that the linear program gives
 FEW = 4  # inequalities that stand in where it gives none
 LEAST_SUM = 1e-2  # of the multipliers times the makespan, that all prices come to
 LEAST_SHARE = 1e-6  # of the first rise, that a request costs at least in the first prices
-TARGETS = (0.5, 0.5, 0.3)  # shares of the open gap at which the subgradient is taken, in turn
+FIRST_SHARE, LEAST_TARGET = 0.5, 2e-3  # shares of the open gap at which the subgradient is taken
+STUCK, LEAST_GAIN = 8, 1e-6  # steps that gain less than this share before the share is halved
+SMOOTH, SMOOTH_STEPS = 0.02, 8  # share of the requests that move together at first; steps until half as many
 LEAST_CHANGE = 0.2  # no price falls further in one step
 USED = 1e-9  # share of the multipliers below which an inequality is not worth keeping
 
@@ -103,17 +107,23 @@ class KindPrices:
 class PricedKindsBound:
     """No static plan is done before ``lower_s``: engines done by then cannot pay the prices.
 
+    Or they cannot wherever the first requests go: :mod:`tailopt.oracle.mixed_places`.
+
     Attributes:
         lower_s: the bound in seconds.
         prices: price of each request of the batch, in its order.
         kinds: one for each kind of the fleet, in its order.
         within_s: makespan of some plan, which the rays are about.
+        places: how many of the longest requests are placed, in all ways that may pay; 0 if none need be.
+        states: how many ways to place some of them were looked at.
     """
 
     lower_s: float
     prices: tuple[float, ...]
     kinds: tuple[KindPrices, ...]
     within_s: float
+    places: int = 0
+    states: int = 0
 
 
 def priced_kinds_bound(
@@ -136,35 +146,92 @@ def priced_kinds_bound(
         iterations: evaluations at most.
         deadline_s: :func:`time.perf_counter` at which to stop. So does Ctrl-C; what was found is returned.
     """
-    kinds = kinds_of(problem.fleet)
-    if np.prod([len(kind.engines) + 1.0 for kind in kinds]) > MOST_STATES:
+    ascent = KindsAscent.of(problem, units, engine_of, lower_s=lower_s, upper_s=upper_s)
+    if ascent is None:
         return None
-    best: _Evaluated | None = None
-    best_s, fruitless = lower_s, 0
-    try:
-        asked = _Asked(problem, units, kinds, engine_of, upper_s)
-        found = start = asked.evaluate(*asked.start(asked.plan_leaders()))
+    with suppress(KeyboardInterrupt):
+        ascent.climb(iterations, deadline_s)
+        while clock() < deadline_s < np.inf and ascent.refine():
+            ascent.climb(iterations, deadline_s)
+    best = ascent.best
+    return None if best is None or ascent.best_s <= lower_s else best.argument(ascent.best_s)
+
+
+class KindsAscent:
+    """Prices on their way up: those looked at last, and the best so far.
+
+    Attributes:
+        asked: what is bounded.
+        best: the prices with the best bound; None before the first.
+        best_s: that bound, or the one known before.
+    """
+
+    def __init__(self, asked: "Asked", lower_s: float) -> None:
+        self.asked = asked
+        self.best: Evaluated | None = None
+        self.best_s = lower_s
+        self._at: Evaluated | None = None
+        self._share, self._stuck, self._fruitless, self._looks = FIRST_SHARE, 0, 0, 0
+
+    @classmethod
+    def of(
+        cls, problem: Problem, units: Units, engine_of: Ints, *, lower_s: float, upper_s: float
+    ) -> "KindsAscent | None":
+        """As :func:`priced_kinds_bound` says; None for too many numbers of engines by kind."""
+        kinds = kinds_of(problem.fleet)
+        if np.prod([len(kind.engines) + 1.0 for kind in kinds]) > MOST_STATES:
+            return None
+        return cls(Asked(problem, units, kinds, engine_of, upper_s), lower_s)
+
+    def climb(self, iterations: int, deadline_s: float = np.inf) -> None:
+        """So many evaluations more, unless the deadline (:func:`time.perf_counter`) comes first.
+
+        Or until the prices are as good as they get.
+        """
+        self._fruitless, patience = 0, min(PATIENCE, iterations // 2)
         for i in range(iterations):
-            refuted_s = found.refuted_s(best_s)
-            gained = refuted_s > best_s + NOTABLE * (upper_s - best_s)
-            fruitless = 0 if gained or i < STARTS else fruitless + 1
-            if refuted_s > best_s or best is None:
-                best, best_s = found, max(best_s, refuted_s)
-            if i + 1 == iterations or clock() > deadline_s or best_s >= upper_s * (1 - CLOSE):
+            late = i > 0 and clock() > deadline_s
+            if late or self._fruitless >= patience or self.best_s >= self.asked.upper_s * (1 - CLOSE):
                 break
-            if fruitless == min(PATIENCE, iterations // 2):
-                break
-            target_s = best_s + TARGETS[i % len(TARGETS)] * (upper_s - best_s)
-            if i < STARTS:
-                start = asked.evaluate(*asked.start(start.leaders_at(max(best_s, refuted_s))))
-                found = start
-            elif i == STARTS:
-                found = asked.evaluate(best.moved(target_s), best.programs)
-            else:
-                found = asked.evaluate(found.moved(target_s), found.programs)
-    except KeyboardInterrupt:
-        pass
-    return None if best is None or best_s <= lower_s else best.argument(best_s)
+            self._look(self._next())
+
+    def refine(self) -> bool:
+        """Go on with finer labels, if they are not as fine as they get."""
+        if self.best is None or self.asked.work >= MOST_WORK:
+            return False
+        self.asked.work *= FINER
+        self._look(self.asked.evaluate(self.best.prices, self.best.finer()))
+        return True
+
+    def _next(self) -> "Evaluated":
+        """From the linear program with the plan's leaders, then with its own, then along the subgradient."""
+        asked, at = self.asked, self._at
+        if at is None:
+            return asked.evaluate(*asked.start(asked.plan_leaders()))
+        if self._looks <= STARTS:
+            return asked.evaluate(*asked.start(at.leaders_at(self.best_s)))
+        target_s = self.best_s + self._share * (asked.upper_s - self.best_s)
+        return asked.evaluate(at.moved(target_s, self._width()), at.programs)
+
+    def _look(self, found: "Evaluated") -> None:
+        refuted_s, open_s = found.refuted_s(self.best_s), self.asked.upper_s - self.best_s
+        self._looks += 1
+        trying = self._looks <= STARTS
+        self._stuck = 0 if trying or refuted_s > self.best_s * (1 + LEAST_GAIN) else self._stuck + 1
+        gained = trying or refuted_s > self.best_s + NOTABLE * open_s
+        self._fruitless = 0 if gained else self._fruitless + 1
+        if self.best is None or refuted_s > self.best_s:
+            self.best, self.best_s = found, max(self.best_s, refuted_s)
+        self._at = found
+        if self._stuck > STUCK or self._looks == STARTS + 1:
+            self._at = self.best
+        if self._stuck > STUCK:
+            self._stuck = 0
+            self._share = self._share / 2 if self._share > LEAST_TARGET else FIRST_SHARE
+
+    def _width(self) -> int:
+        """How many neighbours by length move together: many at first."""
+        return int(len(self.asked.unit) * SMOOTH / (1 + (self._looks - STARTS) / SMOOTH_STEPS))
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +246,7 @@ class _Led:
 class _Side:
     """One kind's inequalities, over requests by falling length."""
 
-    def __init__(self, asked: "_Asked", kind: Kind, terms: KindTerms) -> None:
+    def __init__(self, asked: "Asked", kind: Kind, terms: KindTerms) -> None:
         trace = asked.problem.trace
         self.kind, self.rays = kind, terms.rays
         self.loads = Loads.of(asked.problem, kind, asked.requests)
@@ -209,7 +276,7 @@ class _Side:
         rows = [self.loads.constant_s(row, led) for row in self.rows]
         self.constant_s = np.array([*rows, *np.zeros((len(self.rises), len(led)))])
 
-    def _rows(self, minorants: Sequence[Minorant], asked: "_Asked") -> Iterator[Row]:
+    def _rows(self, minorants: Sequence[Minorant], asked: "Asked") -> Iterator[Row]:
         trace, kind = asked.problem.trace, self.kind
         slots = trace.n_requests > kind.max_running
         cache = int((trace.context_tokens + trace.output_tokens).sum()) > self.loads.cache
@@ -239,6 +306,16 @@ class _Side:
             most = np.minimum(most, fitting)
         return np.where(self.fits, most, -1)
 
+    def seconds(self, mine: Ints, unit: int) -> Floats:
+        """``[q]`` what an engine of these, led by the unit, takes; nothing where a row does not hold."""
+        by_rank = [
+            self.loads.output[mine] @ _padded(tuple(rise), len(mine)) + fixed_s[mine].sum()
+            for rise, fixed_s in zip(self.rises, self.fixed_s, strict=True)
+        ]
+        constant_s = self.constant_s[:, unit]
+        added_s = np.concatenate([self.flat_s[:, mine].sum(axis=1), by_rank])
+        return np.where(constant_s == np.inf, 0.0, constant_s + added_s)
+
     def tangents(self, mine: Ints) -> tuple[Floats, Floats]:
         """``[q, n]`` seconds of each request as the engine of ``mine`` charges it, ``[q]`` constants."""
         output = self.loads.output
@@ -260,8 +337,8 @@ class _Side:
 class _Program:
     """One kind's dynamic program: the inequalities that its multipliers use, and the labels."""
 
-    def __init__(self, asked: "_Asked", side: _Side, multipliers: Floats) -> None:
-        self.side = side
+    def __init__(self, asked: "Asked", side: _Side, multipliers: Floats) -> None:
+        self.side, self.multipliers_of_all = side, multipliers
         self.used = np.flatnonzero(multipliers.max(axis=0) > 0)
         self.multipliers = multipliers[:, self.used]
         self.total = self.multipliers.sum(axis=1)
@@ -280,7 +357,7 @@ class _Program:
                 cost_s[place] = by_rank_s + side.fixed_s[q - flat][:, None]
         self.cost_s = cost_s
         states = int((np.minimum(self.most_before, ranks) + 1).sum())
-        work = WORK // max(1, len(asked.sides) * states * len(multipliers))
+        work = asked.work // max(1, len(asked.sides) * states * len(multipliers))
         self.classes = int(min(MOST_CLASSES, max(FEWEST_CLASSES, work)))
         self.label_s = BEYOND * asked.upper_s / self.classes
         self.label = labels(cost_s[-1], self.label_s)
@@ -292,7 +369,7 @@ class _Program:
             taking = multiplier > 0
             self.less[:, taking] += constant[:, None] * multiplier[taking]
 
-    def table(self, asked: "_Asked", prices: Floats) -> Floats:
+    def table(self, asked: "Asked", prices: Floats) -> Floats:
         """``[units, multipliers, classes + 1]`` what an engine collects less its time, by its leader."""
         table = np.empty((len(asked.first), len(self.multipliers), self.classes + 1))
         tabulate(
@@ -327,7 +404,7 @@ class _Program:
         )
 
 
-class _Asked:
+class Asked:
     """A problem's arrays, requests by falling length, and the inequalities of its kinds."""
 
     def __init__(
@@ -337,7 +414,7 @@ class _Asked:
         unit = np.repeat(np.arange(len(units.members)), [len(members) for members in units.members])
         requests = np.concatenate(units.members)
         order = np.lexsort((unit, -trace.output_tokens[requests]))
-        self.problem, self.upper_s = problem, upper_s
+        self.problem, self.upper_s, self.work = problem, upper_s, WORK
         self.requests, self.unit = requests[order], unit[order]
         self.output = trace.output_tokens[self.requests]
         self.engine_of = engine_of[self.unit]
@@ -422,15 +499,25 @@ class _Asked:
             for side, found in zip(self.sides, multipliers, strict=True)
         ]
 
-    def evaluate(self, prices: Floats, programs: list[_Program]) -> "_Evaluated":
+    def seconds_of(self, engine_of_unit: Ints) -> float:
+        """Makespan of a plan by the inequalities."""
+        engine_of, most_s = engine_of_unit[self.unit], 0.0
+        for side in self.sides:
+            for e in side.kind.engines:
+                mine = np.flatnonzero(engine_of == e)
+                if len(mine):
+                    most_s = max(most_s, float(side.seconds(mine, int(self.unit[mine[0]])).max()))
+        return most_s
+
+    def evaluate(self, prices: Floats, programs: list[_Program]) -> "Evaluated":
         """The dynamic programs at these prices."""
-        return _Evaluated(self, prices, programs)
+        return Evaluated(self, prices, programs)
 
 
-class _Evaluated:
+class Evaluated:
     """Prices, and what their dynamic programs say."""
 
-    def __init__(self, asked: _Asked, prices: Floats, programs: list[_Program]) -> None:
+    def __init__(self, asked: Asked, prices: Floats, programs: list[_Program]) -> None:
         self.asked, self.prices, self.programs = asked, prices, programs
         self.tables = [program.table(asked, prices) for program in programs]
         self.prefix = np.concatenate([[0.0], np.cumsum(np.bincount(asked.unit, prices))])
@@ -475,15 +562,20 @@ class _Evaluated:
             _Led(k, last, np.array([asked.first[last]])) for k, m in enumerate(left) for _ in range(m)
         ]
 
-    def moved(self, target_s: float) -> Floats:
+    def finer(self) -> list[_Program]:
+        """The programs with as fine labels as they may have now."""
+        return [_Program(self.asked, one.side, one.multipliers_of_all) for one in self.programs]
+
+    def moved(self, target_s: float, width: int) -> Floats:
         """Prices a step along the subgradient of the surplus at a makespan, long enough to use it up."""
         surplus = self.surplus(target_s)
         times = np.full(len(self.prices), -1.0)
         for leader, k in self.leaders[self.leaders[:, 0] >= 0]:
             self._collect(int(leader), int(k), times)
         scaled = times * self.prices
-        step = max(0.0, surplus) / max(float(scaled @ scaled), 1e-300)
-        return np.asarray(self.prices * np.maximum(1 - step * scaled, LEAST_CHANGE))
+        move = smoothed(scaled, width)
+        step = max(0.0, surplus) / max(float(scaled @ move), 1e-300)
+        return np.asarray(self.prices * np.maximum(1 - step * move, LEAST_CHANGE))
 
     def _collect(self, leader: int, k: int, times: Floats) -> None:
         program = self.programs[k]
@@ -491,12 +583,12 @@ class _Evaluated:
                 program.classes, int(self.asked.first[leader]), int(self.label[k, leader]),
                 int(self.chosen[k, leader]), times)  # fmt: skip
 
-    def argument(self, lower_s: float) -> PricedKindsBound:
+    def argument(self, lower_s: float, places: int = 0, states: int = 0) -> PricedKindsBound:
         """The bound, with all that proves it."""
         prices = np.empty(len(self.prices))
         prices[self.asked.requests] = self.prices
         kinds = tuple(program.argument() for program in self.programs)
-        return PricedKindsBound(lower_s, tuple(prices.tolist()), kinds, self.asked.upper_s)
+        return PricedKindsBound(lower_s, tuple(prices.tolist()), kinds, self.asked.upper_s, places, states)
 
 
 def _levels(found: Sequence[Floats], inequalities: int, level: float) -> Floats:

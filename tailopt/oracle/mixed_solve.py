@@ -1,6 +1,7 @@
 """Several kinds of engines, or caches that do not hold everything: a better plan, then prices on kinds.
 
     quick certificate -> local search -> queues and packing, where requests have to wait -> prices on kinds
+    and search over places, in turn
 
 The local search goes by the engines' own times where everything fits (:mod:`tailopt.oracle.local_search`).
 Where requests have to wait it goes by their rows, set right by simulation
@@ -10,6 +11,7 @@ Where requests have to wait it goes by their rows, set right by simulation
 """
 
 from contextlib import suppress
+from dataclasses import replace
 from time import perf_counter as clock
 
 import numpy as np
@@ -17,10 +19,11 @@ import numpy as np
 from tailopt.oracle.admission import Admission, admit, with_queues
 from tailopt.oracle.alone import concave
 from tailopt.oracle.bound_and_fill import plan_of, staircase
-from tailopt.oracle.certificate import Certificate
+from tailopt.oracle.certificate import Certificate, status_of
 from tailopt.oracle.local_search import local_search
 from tailopt.oracle.mixed_packing import applies, packing_search
-from tailopt.oracle.mixed_priced import PricedKindsBound, priced_kinds_bound
+from tailopt.oracle.mixed_places import PlacesSearch, Searched
+from tailopt.oracle.mixed_priced import KindsAscent, PricedKindsBound
 from tailopt.oracle.mixed_queues import queue_search
 from tailopt.oracle.mixed_search import crowded_search
 from tailopt.oracle.problem import Problem
@@ -29,8 +32,12 @@ from tailopt.run import Run
 from tailopt.simulate.simulator import simulate
 
 SLICES = 20  # of the local search, without a time limit
-ITERATIONS, MOST_ITERATIONS = 16, 10_000  # of the bound, without a time limit and with one
-SEARCH_SHARE, CROWDED_SHARE, QUEUES_SHARE = 0.05, 0.05, 0.7  # of the time limit
+ITERATIONS, MOST_ITERATIONS = 16, 10_000  # of the prices, without a time limit and with one
+ROUNDS, MOST_ROUNDS = 1, 40  # of prices and search, without a time limit and with one
+STATES, MORE_STATES = 2**17, 4  # until a trial is given up in the first round; so many times more in the next
+PRICES_SHARE = 0.5  # of what is left of the time limit, for prices
+SEARCH_SHARE, CROWDED_SHARE = 0.05, 0.05  # of the time limit
+QUEUES_SHARE, SLOTS_SHARE = 0.7, 0.2  # of the time limit, where caches are full; where only slots are few
 PACKING_SHARE = 0.75  # of the queues' time, where it applies
 
 
@@ -66,47 +73,93 @@ def refined_kinds(
     units = units_of(problem)
     limit_s = np.inf if time_limit_s is None else time_limit_s
     run, dealt, how = _better_plan(problem, units, certificate, limit_s, seed)
-    bound = _bound(
-        problem,
-        units,
-        [run, dealt],
-        lower_s=certificate.lower_s,
-        upper_s=run.makespan_s,
-        iterations=ITERATIONS if time_limit_s is None else MOST_ITERATIONS,
-        deadline_s=started + limit_s,
-    )
-    method = f"{certificate.method}, {how}" + (", prices on kinds" if bound else "")
+    proof = _Proof(problem, units, run, certificate.lower_s, started + limit_s)
+    with suppress(KeyboardInterrupt):
+        proof.start([run, dealt])
+        proof.go_on(ROUNDS if time_limit_s is None else MOST_ROUNDS)
+    proof.take_prices()
+    bound, run = proof.bound, proof.run
+    method = f"{certificate.method}, {how}" + (f", {proof.method}" if bound else "")
     found = certificate.improved(bound or certificate.bound_argument, run, method, started, seed)
     return with_limits(problem, found)
 
 
-def _bound(
-    problem: Problem,
-    units: Units,
-    runs: list[Run],
-    *,
-    lower_s: float,
-    upper_s: float,
-    iterations: int,
-    deadline_s: float,
-) -> PricedKindsBound | None:
-    """Prices on kinds, the first of which come from the plan whose first prices prove most."""
-    first = [members[0] for members in units.members]
-    best: PricedKindsBound | None = None
-    dealt = runs[0].plan.engine_of[first]
-    if len(runs) > 1 and (runs[0].plan.engine_of != runs[1].plan.engine_of).any():
-        for one in runs:
-            engine_of = one.plan.engine_of[first]
-            found = priced_kinds_bound(
-                problem, units, engine_of, lower_s=lower_s, upper_s=upper_s, iterations=1,
-                deadline_s=deadline_s,
-            )  # fmt: skip
-            if found is not None and (best is None or found.lower_s > best.lower_s):
-                best, dealt = found, engine_of
-    found = priced_kinds_bound(
-        problem, units, dealt, lower_s=lower_s, upper_s=upper_s, iterations=iterations, deadline_s=deadline_s
-    )
-    return found if best is None or (found is not None and found.lower_s >= best.lower_s) else best
+class _Proof:
+    """The best bound by prices on kinds, and the best plan."""
+
+    def __init__(self, problem: Problem, units: Units, run: Run, lower_s: float, deadline_s: float) -> None:
+        self.problem, self.units, self.run, self.deadline_s = problem, units, run, deadline_s
+        self.lower_s = lower_s
+        self.bound: PricedKindsBound | None = None
+        self.method = "prices on kinds"
+        self.ascent: KindsAscent | None = None
+
+    def start(self, runs: list[Run]) -> None:
+        """From the plan whose first prices prove most."""
+        engines = {one.plan.engine_of.tobytes(): one.plan.engine_of for one in runs}
+        first = [members[0] for members in self.units.members]
+        for engine_of in engines.values():
+            ascent = KindsAscent.of(
+                self.problem, self.units, engine_of[first], lower_s=self.lower_s, upper_s=self.run.makespan_s
+            )
+            if ascent is None:
+                return
+            if len(engines) > 1:
+                ascent.climb(1, self.deadline_s)
+            if self.ascent is None or ascent.best_s > self.ascent.best_s:
+                self.ascent = ascent
+
+    def go_on(self, rounds: int) -> None:
+        """Prices and search over places in turn, first with coarse labels, later with finer ones."""
+        ascent, states, searched_at = self.ascent, STATES, 0.0
+        if ascent is None:
+            return
+        iterations = ITERATIONS if rounds == ROUNDS else MOST_ITERATIONS
+        search: PlacesSearch | None = None
+        for _ in range(rounds):
+            now_s = clock()
+            ascent.climb(iterations, now_s + PRICES_SHARE * (self.deadline_s - now_s))
+            if ascent.best is None:
+                return
+            self.take_prices()
+            if clock() > self.deadline_s or self.optimal:
+                return
+            if search is None or ascent.best_s > searched_at:
+                search, searched_at = PlacesSearch(ascent.best), ascent.best_s
+            found = self._search(search, states)
+            states *= MORE_STATES
+            if clock() > self.deadline_s or self.optimal:
+                return
+            if found.full or not found.lower_s > 0:  # more states are no help
+                refined = rounds > ROUNDS and ascent.refine()
+                if found.full and not refined:
+                    return
+
+    @property
+    def optimal(self) -> bool:
+        """Whether nothing is open."""
+        return status_of(self.lower_s, self.run.makespan_s) == "optimal"
+
+    def take_prices(self) -> None:
+        """Raise the bound to what the best prices say."""
+        if self.ascent is not None and self.ascent.best is not None:
+            self._raise_to(self.ascent.best.argument(self.ascent.best_s))
+
+    def _search(self, search: PlacesSearch, states: int) -> Searched:
+        found = search.narrow(self.lower_s, self.run.makespan_s, states, self.deadline_s)
+        for engine_of in found.plans:
+            plan = plan_of(self.problem, self.units, engine_of)
+            other = simulate(self.problem.trace, self.problem.fleet, plan)
+            self.run = min(self.run, other, key=lambda one: one.makespan_s)
+        if found.lower_s > self.lower_s:
+            self._raise_to(search.priced.argument(found.lower_s, found.places, found.states))
+            self.method = "prices on kinds and search"
+        return found
+
+    def _raise_to(self, bound: PricedKindsBound) -> None:
+        if bound.lower_s > self.lower_s:
+            self.bound = replace(bound, lower_s=min(bound.lower_s, self.run.makespan_s))
+            self.lower_s = self.bound.lower_s
 
 
 def crowded(problem: Problem) -> bool:
@@ -127,6 +180,17 @@ def waits(problem: Problem, run: Run) -> bool:
             later = run.start_s[mine].max() > run.finish_s[mine].min()
             if later or run.preemptions[mine].any():
                 return True
+    return False
+
+
+def caches_fill(problem: Problem, run: Run) -> bool:
+    """Whether as many of some engine's requests as it runs together may need more cache than it has."""
+    trace, fleet = problem.trace, problem.fleet
+    need = trace.context_tokens + trace.output_tokens
+    for e in range(len(fleet.engines)):
+        together = np.sort(need[run.engine == e])[::-1][: fleet.max_running(e)]
+        if together.sum() > fleet.shape_of(e).kv_capacity_tokens:
+            return True
     return False
 
 
@@ -151,7 +215,8 @@ def _better_plan(
     deadline_s = clock() + CROWDED_SHARE * limit_s
     dealt = crowded_search(problem, units, run, lower_s=lower_s, deadline_s=deadline_s, seed=seed)
     now_s, part = clock(), 1 - PACKING_SHARE if applies(problem) else 1.0
-    deadline_s, packed_s = now_s + part * QUEUES_SHARE * limit_s, now_s + QUEUES_SHARE * limit_s
+    share = QUEUES_SHARE if caches_fill(problem, run) else SLOTS_SHARE
+    deadline_s, packed_s = now_s + part * share * limit_s, now_s + share * limit_s
     run = queue_search(problem, dealt, lower_s=lower_s, deadline_s=deadline_s, seed=seed)
     run = packing_search(problem, run, lower_s=lower_s, deadline_s=packed_s, seed=seed)
     return run, dealt, "queue search" + (", packing" if applies(problem) else "")
