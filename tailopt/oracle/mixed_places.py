@@ -21,12 +21,12 @@ import numpy as np
 
 from tailopt.arrays import Ints
 from tailopt.oracle.certificate import OPTIMAL_GAP
-from tailopt.oracle.lagrangian_search import CLOSER, FURTHER, MOST_TRIALS, PROBES, WIDTH, row_starts
+from tailopt.oracle.lagrangian_search import CLOSER, FURTHER, MOST_TRIALS, PROBES, WIDTH
 from tailopt.oracle.lagrangian_search_kernel import BLOCK, FOUND, REFUTED, highest, rests
 from tailopt.oracle.mixed_places_kernel import explore
 from tailopt.oracle.mixed_priced import MARGIN, Evaluated
 
-TABLE_BYTES = 120_000_000  # of the rows F, which decide how many requests can be placed
+TABLE_BYTES = 240_000_000  # of the rows F, which decide how many requests can be placed
 FIRST_PACE, LEAST_TIMED = 1e5, 1_000  # states a second, until a trial with so many says how fast it goes
 NOWHERE_S = 1e30  # stands for infinity
 
@@ -60,14 +60,15 @@ class PlacesSearch:
         ranks = max(one.cost_s.shape[2] for one in programs)
         k_max = max(len(one.multipliers) for one in programs)
         classes = max(one.classes for one in programs) + 1
-        self.start = row_starts(n, ranks, TABLE_BYTES // (8 * k_max * classes * kinds))
+        longer = np.minimum(ranks, np.max([one.most_before for one in programs], axis=0) + 1)  # with itself
+        self.start = row_starts(longer, TABLE_BYTES // (8 * k_max * classes * kinds))
         rows = int(self.start[-1])
         self.cost_s, self.constant_s = (
             np.zeros((kinds, q_max, n, ranks)),
             np.zeros((kinds, q_max, len(asked.first))),
         )
         self.multiplier = np.zeros((kinds, k_max, q_max))
-        self.fits = np.array([one.most_before >= 0 for one in programs])
+        self.most_before = np.array([one.most_before for one in programs])
         self.rest = np.full((kinds, rows, k_max, classes), -np.inf)
         self.high = np.empty((kinds, rows, k_max, -(-classes // BLOCK)))
         for k, one in enumerate(programs):
@@ -93,7 +94,8 @@ class PlacesSearch:
         priced.surplus(makespan_s)
         engine_of = np.zeros(len(asked.first), dtype=np.int64)
         outcome, states, places = explore(
-            self.kind_of, self.cost_s, self.constant_s, self.fits, asked.unit, priced.prices, priced.prefix,
+            self.kind_of, self.cost_s, self.constant_s, self.most_before, asked.unit, priced.prices,
+            priced.prefix,
             priced.value, self.multiplier, self.multipliers, self.start, self.rest, self.high, makespan_s,
             MARGIN * float(priced.prefix[-1]), most_states, engine_of,
         )  # fmt: skip
@@ -120,8 +122,7 @@ class PlacesSearch:
                 self.pace = states / max(clock() - started, 1e-9)
             if outcome == FOUND:
                 searched.plans.append(engine_of)
-                upper_s = min(trial_s, self.asked.seconds_of(engine_of))
-                trial_s = (lower_s + upper_s) / 2
+                upper_s, trial_s = trial_s, (lower_s + trial_s) / 2
             elif outcome == REFUTED:
                 searched.lower_s, searched.places, searched.states = trial_s, places, states
                 further_s = trial_s + FURTHER * (trial_s - lower_s)
@@ -132,3 +133,19 @@ class PlacesSearch:
                 upper_s, given_up = trial_s, given_up + 1
                 trial_s = lower_s + (trial_s - lower_s) / CLOSER
         return searched
+
+
+def row_starts(longer: Ints, most_rows: int) -> Ints:
+    """``[places + 2]`` where the rows of requests 0 .. places start: one each for 0 .. r longer ones.
+
+    Args:
+        longer: ``[n]`` how many an engine can hold, the request included.
+        most_rows: in all.
+
+    >>> row_starts(np.array([1, 2, 2, 2]), 10)
+    array([0, 1, 3, 6, 9])
+    """
+    held = np.append(0, np.maximum.accumulate(longer))
+    ends = np.cumsum(np.minimum(np.arange(len(held)), held) + 1)
+    fit = max(2, int(np.searchsorted(ends, most_rows, side="right")))
+    return np.concatenate([[0], ends[:fit]])

@@ -6,7 +6,7 @@ Requests are sorted by falling length; arrays of kinds are padded to the largest
 import numpy as np
 from numba import njit
 
-from tailopt.arrays import Bools, Floats, Ints
+from tailopt.arrays import Floats, Ints
 from tailopt.oracle.lagrangian_search_kernel import BLOCK, FOUND, GIVEN_UP, REFUTED, collectable
 
 
@@ -15,7 +15,7 @@ def explore(
     kind_of: Ints,
     cost_s: Floats,
     constant_s: Floats,
-    fits: Bools,
+    most_before: Ints,
     unit: Ints,
     price: Floats,
     prefix: Floats,
@@ -36,7 +36,7 @@ def explore(
         kind_of: ``[m]`` kind of each engine; those of one kind are beside each other.
         cost_s: ``[kinds, inequalities, n, ranks]``.
         constant_s: ``[kinds, inequalities, u]`` what an engine led by each unit takes besides.
-        fits: ``[kinds, n]`` whether an engine can hold a request at all.
+        most_before: ``[kinds, n]`` longer requests that an engine can hold besides each; -1: not even it.
         unit: ``[n]`` unit of each request; units come in order of their first request.
         price: ``[n]``.
         prefix: ``[u + 1]`` sums of the units' prices.
@@ -89,7 +89,7 @@ def explore(
             first = started[i + 1] > started[i]
             for e in range(engines):
                 k, opens = kind_of[e], held[i, e] == 0
-                if not fits[k, i] or (not first and e != engine_of[unit[i]]):
+                if held[i, e] > most_before[k, i] or (not first and e != engine_of[unit[i]]):
                     continue
                 if opens and e > 0 and kind_of[e - 1] == k and held[i, e - 1] == 0:
                     continue  # as good as the one before

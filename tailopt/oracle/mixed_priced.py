@@ -306,16 +306,6 @@ class _Side:
             most = np.minimum(most, fitting)
         return np.where(self.fits, most, -1)
 
-    def seconds(self, mine: Ints, unit: int) -> Floats:
-        """``[q]`` what an engine of these, led by the unit, takes; nothing where a row does not hold."""
-        by_rank = [
-            self.loads.output[mine] @ _padded(tuple(rise), len(mine)) + fixed_s[mine].sum()
-            for rise, fixed_s in zip(self.rises, self.fixed_s, strict=True)
-        ]
-        constant_s = self.constant_s[:, unit]
-        added_s = np.concatenate([self.flat_s[:, mine].sum(axis=1), by_rank])
-        return np.where(constant_s == np.inf, 0.0, constant_s + added_s)
-
     def tangents(self, mine: Ints) -> tuple[Floats, Floats]:
         """``[q, n]`` seconds of each request as the engine of ``mine`` charges it, ``[q]`` constants."""
         output = self.loads.output
@@ -498,16 +488,6 @@ class Asked:
             _Program(self, side, _levels(found, len(side.constant_s), level))
             for side, found in zip(self.sides, multipliers, strict=True)
         ]
-
-    def seconds_of(self, engine_of_unit: Ints) -> float:
-        """Makespan of a plan by the inequalities."""
-        engine_of, most_s = engine_of_unit[self.unit], 0.0
-        for side in self.sides:
-            for e in side.kind.engines:
-                mine = np.flatnonzero(engine_of == e)
-                if len(mine):
-                    most_s = max(most_s, float(side.seconds(mine, int(self.unit[mine[0]])).max()))
-        return most_s
 
     def evaluate(self, prices: Floats, programs: list[_Program]) -> "Evaluated":
         """The dynamic programs at these prices."""

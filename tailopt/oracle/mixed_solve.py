@@ -33,8 +33,7 @@ from tailopt.simulate.simulator import simulate
 
 SLICES = 20  # of the local search, without a time limit
 ITERATIONS, MOST_ITERATIONS = 16, 10_000  # of the prices, without a time limit and with one
-ROUNDS, MOST_ROUNDS = 1, 40  # of prices and search, without a time limit and with one
-STATES, MORE_STATES = 2**17, 4  # until a trial is given up in the first round; so many times more in the next
+STATES, MORE_STATES, MOST_STATES = 2**17, 2, 800_000  # until a trial is given up; more in the next round
 PRICES_SHARE = 0.5  # of what is left of the time limit, for prices
 SEARCH_SHARE, CROWDED_SHARE = 0.05, 0.05  # of the time limit
 QUEUES_SHARE, SLOTS_SHARE = 0.7, 0.2  # of the time limit, where caches are full; where only slots are few
@@ -67,99 +66,147 @@ def refined_kinds(
             amount of work.
         seed: of the searches.
     """
-    started = clock() - certificate.wall_s
     if certificate.status == "optimal":
         return certificate
-    units = units_of(problem)
+    proof = _begun(problem, certificate, time_limit_s, seed)
+    proof.go_on(None if time_limit_s is None else proof.started + time_limit_s)
+    return with_limits(problem, proof.certificate())
+
+
+def begun(problem: Problem, *, time_limit_s: float, seed: int) -> "Proof | None":
+    """A plan and a bound that can go on from there, with a quarter of the time spent on the plan, about.
+
+    None where the quick plan is proven, or engines are alike and nobody waits in it, as other methods do more.
+    """
+    if problem.fleet.identical and not crowded(problem):
+        return None
+    quick = staircase(problem)
+    alone = problem.fleet.identical and not waits(problem, simulate(problem.trace, problem.fleet, quick.plan))
+    if alone or quick.status == "optimal":
+        return None
+    return _begun(problem, quick, time_limit_s, seed)
+
+
+def _begun(problem: Problem, certificate: Certificate, time_limit_s: float | None, seed: int) -> "Proof":
+    started, units = clock() - certificate.wall_s, units_of(problem)
     limit_s = np.inf if time_limit_s is None else time_limit_s
     run, dealt, how = _better_plan(problem, units, certificate, limit_s, seed)
-    proof = _Proof(problem, units, run, certificate.lower_s, started + limit_s)
-    with suppress(KeyboardInterrupt):
-        proof.start([run, dealt])
-        proof.go_on(ROUNDS if time_limit_s is None else MOST_ROUNDS)
-    proof.take_prices()
-    bound, run = proof.bound, proof.run
-    method = f"{certificate.method}, {how}" + (f", {proof.method}" if bound else "")
-    found = certificate.improved(bound or certificate.bound_argument, run, method, started, seed)
-    return with_limits(problem, found)
+    return Proof(problem, units, certificate, [run, dealt], how, started, seed)
 
 
-class _Proof:
-    """The best bound by prices on kinds, and the best plan."""
+class Proof:
+    """Prices on kinds and search over places in turn, first with coarse labels, later with finer ones.
 
-    def __init__(self, problem: Problem, units: Units, run: Run, lower_s: float, deadline_s: float) -> None:
-        self.problem, self.units, self.run, self.deadline_s = problem, units, run, deadline_s
-        self.lower_s = lower_s
+    Attributes:
+        run: the best plan.
+        lower_s: the best bound.
+        upper_s: makespan of a plan, maybe on other engines: bounds above it are worth nothing.
+        started: when all began, by :func:`time.perf_counter`.
+        ended: whether there is nothing more to try.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        units: Units,
+        first: Certificate,
+        runs: list[Run],
+        how: str,
+        started: float,
+        seed: int,
+    ) -> None:
+        self.problem, self.units, self.first, self.runs = problem, units, first, runs
+        self.run, self.lower_s, self.upper_s = runs[0], first.lower_s, runs[0].makespan_s
+        self.started, self.seed, self.ended = started, seed, False
         self.bound: PricedKindsBound | None = None
-        self.method = "prices on kinds"
-        self.ascent: KindsAscent | None = None
-
-    def start(self, runs: list[Run]) -> None:
-        """From the plan whose first prices prove most."""
-        engines = {one.plan.engine_of.tobytes(): one.plan.engine_of for one in runs}
-        first = [members[0] for members in self.units.members]
-        for engine_of in engines.values():
-            ascent = KindsAscent.of(
-                self.problem, self.units, engine_of[first], lower_s=self.lower_s, upper_s=self.run.makespan_s
-            )
-            if ascent is None:
-                return
-            if len(engines) > 1:
-                ascent.climb(1, self.deadline_s)
-            if self.ascent is None or ascent.best_s > self.ascent.best_s:
-                self.ascent = ascent
-
-    def go_on(self, rounds: int) -> None:
-        """Prices and search over places in turn, first with coarse labels, later with finer ones."""
-        ascent, states, searched_at = self.ascent, STATES, 0.0
-        if ascent is None:
-            return
-        iterations = ITERATIONS if rounds == ROUNDS else MOST_ITERATIONS
-        search: PlacesSearch | None = None
-        for _ in range(rounds):
-            now_s = clock()
-            ascent.climb(iterations, now_s + PRICES_SHARE * (self.deadline_s - now_s))
-            if ascent.best is None:
-                return
-            self.take_prices()
-            if clock() > self.deadline_s or self.optimal:
-                return
-            if search is None or ascent.best_s > searched_at:
-                search, searched_at = PlacesSearch(ascent.best), ascent.best_s
-            found = self._search(search, states)
-            states *= MORE_STATES
-            if clock() > self.deadline_s or self.optimal:
-                return
-            if found.full or not found.lower_s > 0:  # more states are no help
-                refined = rounds > ROUNDS and ascent.refine()
-                if found.full and not refined:
-                    return
+        self._methods = [first.method, how]
+        self._ascent: KindsAscent | None = None
+        self._search: PlacesSearch | None = None
+        self._searched_s, self._states = 0.0, STATES
 
     @property
     def optimal(self) -> bool:
         """Whether nothing is open."""
-        return status_of(self.lower_s, self.run.makespan_s) == "optimal"
+        return status_of(self.lower_s, self.upper_s) == "optimal"
 
-    def take_prices(self) -> None:
-        """Raise the bound to what the best prices say."""
-        if self.ascent is not None and self.ascent.best is not None:
-            self._raise_to(self.ascent.best.argument(self.ascent.best_s))
+    def go_on(self, deadline_s: float | None, within_s: float = np.inf) -> None:
+        """Until then, by :func:`time.perf_counter`; None: a fixed amount of work. So does Ctrl-C end it.
 
-    def _search(self, search: PlacesSearch, states: int) -> Searched:
-        found = search.narrow(self.lower_s, self.run.makespan_s, states, self.deadline_s)
+        Args:
+            deadline_s: when to stop.
+            within_s: makespan of a plan on any engines.
+        """
+        self.upper_s = min(self.upper_s, within_s)
+        with suppress(KeyboardInterrupt):
+            if self._ascent is None:
+                self._start(np.inf if deadline_s is None else deadline_s)
+            while not (self.ended or self.optimal):
+                self._round(deadline_s)
+                if deadline_s is None or clock() > deadline_s:
+                    break
+        self._take_prices()
+
+    def certificate(self) -> Certificate:
+        """What was found."""
+        bound = self.bound or self.first.bound_argument
+        return self.first.improved(bound, self.run, ", ".join(self._methods), self.started, self.seed)
+
+    def _start(self, deadline_s: float) -> None:
+        """From the plan whose first prices prove most."""
+        engines = {one.plan.engine_of.tobytes(): one.plan.engine_of for one in self.runs}
+        first = [members[0] for members in self.units.members]
+        for engine_of in engines.values():
+            ascent = KindsAscent.of(
+                self.problem, self.units, engine_of[first], lower_s=self.lower_s, upper_s=self.upper_s
+            )
+            if ascent is None:
+                self.ended = True
+                return
+            if len(engines) > 1:
+                ascent.climb(1, deadline_s)
+            if self._ascent is None or ascent.best_s > self._ascent.best_s:
+                self._ascent = ascent
+
+    def _round(self, deadline_s: float | None) -> None:
+        """Prices, then a search at the best of them; finer labels next time if more states are no help."""
+        ascent, now_s = self._ascent, clock()
+        assert ascent is not None
+        if deadline_s is None:
+            ascent.climb(ITERATIONS)
+        else:
+            ascent.climb(MOST_ITERATIONS, now_s + PRICES_SHARE * (deadline_s - now_s))
+        self._take_prices()
+        if self.optimal or ascent.best is None or (deadline_s is not None and clock() > deadline_s):
+            return
+        if self._search is None or ascent.best_s > self._searched_s:
+            self._search, self._searched_s = PlacesSearch(ascent.best), ascent.best_s
+        found = self._searched(self._search, np.inf if deadline_s is None else deadline_s)
+        self._states = min(MOST_STATES, MORE_STATES * self._states)
+        if found.full or not found.lower_s > 0:
+            self.ended = not ascent.refine() and (found.full or self._states == MOST_STATES)
+
+    def _searched(self, search: PlacesSearch, deadline_s: float) -> Searched:
+        found = search.narrow(self.lower_s, self.upper_s, self._states, deadline_s)
         for engine_of in found.plans:
             plan = plan_of(self.problem, self.units, engine_of)
             other = simulate(self.problem.trace, self.problem.fleet, plan)
             self.run = min(self.run, other, key=lambda one: one.makespan_s)
+            self.upper_s = min(self.upper_s, self.run.makespan_s)
         if found.lower_s > self.lower_s:
             self._raise_to(search.priced.argument(found.lower_s, found.places, found.states))
-            self.method = "prices on kinds and search"
+            self._methods += [] if "search over places" in self._methods else ["search over places"]
         return found
+
+    def _take_prices(self) -> None:
+        """Raise the bound to what the best prices say."""
+        if self._ascent is not None and self._ascent.best is not None:
+            self._raise_to(self._ascent.best.argument(self._ascent.best_s))
 
     def _raise_to(self, bound: PricedKindsBound) -> None:
         if bound.lower_s > self.lower_s:
-            self.bound = replace(bound, lower_s=min(bound.lower_s, self.run.makespan_s))
+            self.bound = replace(bound, lower_s=min(bound.lower_s, self.upper_s))
             self.lower_s = self.bound.lower_s
+            self._methods += [] if "prices on kinds" in self._methods else ["prices on kinds"]
 
 
 def crowded(problem: Problem) -> bool:
