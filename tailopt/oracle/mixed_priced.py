@@ -188,7 +188,7 @@ class KindsAscent:
 
         Or until the prices are as good as they get.
         """
-        self._fruitless, patience = 0, min(PATIENCE, iterations // 2)
+        self._fruitless, patience = 0, max(1, min(PATIENCE, iterations // 2))
         for i in range(iterations):
             late = i > 0 and clock() > deadline_s
             if late or self._fruitless >= patience or self.best_s >= self.asked.upper_s * (1 - CLOSE):

@@ -76,7 +76,7 @@ def refined_kinds(
 def begun(problem: Problem, *, time_limit_s: float, seed: int) -> "Proof | None":
     """A plan and a bound that can go on from there, with a quarter of the time spent on the plan, about.
 
-    None where the quick plan is proven, or engines are alike and nobody waits in it, as other methods do more.
+    None where the quick plan is proven, or engines are alike and nobody waits: other methods do more.
     """
     if problem.fleet.identical and not crowded(problem):
         return None
