@@ -6,6 +6,7 @@ collect by its leader; and no choice of leaders, kind by kind, collects the pric
 """
 
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise, product
@@ -143,14 +144,17 @@ class _Engine:
         trace, fleet = problem.trace, problem.fleet
         shapes = [fleet.shape_of(e) for e in range(len(fleet.engines))]
         held, shared = held_prompt_tokens(trace, shapes)
+        samples = Counter(trace.group.tolist())
         self.rate, self.slots = Fraction(shape.prefill_tokens_per_s), slots
         self.cache = shape.kv_capacity_tokens // shape.block_tokens * shape.block_tokens
         self.requests: list[_Request] = []
         self.held_s: dict[Crowd, list[int]] = {}
         for place, i in enumerate(order):
             prompt, output = int(trace.context_tokens[i]), int(trace.output_tokens[i])
-            tokens = prompt - shared[i] - 1
-            if problem.atomic and place in leaders:  # computes what its group shares
+            tokens = Fraction(prompt - shared[i] - 1)
+            if not problem.atomic:  # each sample pays for as much of what an engine computes once for all
+                tokens += Fraction(shared[i], samples[trace.group[i]])
+            elif place in leaders:
                 tokens += shared[i]
             self.requests.append(
                 _Request(

@@ -7,8 +7,9 @@ something for each request, are at most T":
 
 - **rows** (:mod:`tailopt.oracle.mixed_rows`), where the something is fixed: the affine step time with the
   longest request, with slots, with the cache, with recompute;
-- **concave** functions below the kind's step time, where it depends on how many longer requests are there,
-  and **crowds**, which divide such a function between the longest requests and the cache (same module).
+- **concave** functions below the kind's step time, where it depends on how many longer requests are there
+  (where requests may wait for a slot, bent ones too: :mod:`tailopt.oracle.lagrangian_minorant`), and
+  **crowds**, which divide such a function between the longest requests and the cache (same module).
 
 Both hold for any order of admission and any limits, also those that follow finishes.
 
@@ -45,7 +46,7 @@ from tailopt.arrays import Bools, Floats, Ints
 from tailopt.oracle.kinds import Kind, KindTerms, kinds_of, terms_of
 from tailopt.oracle.lagrangian import labels, smoothed
 from tailopt.oracle.lagrangian_kernel import collect, layout, tabulate, worth
-from tailopt.oracle.lagrangian_minorant import ConcaveMinorant, concave_minorants
+from tailopt.oracle.lagrangian_minorant import ConcaveMinorant, bent_minorants, concave_minorants
 from tailopt.oracle.minorant import Minorant
 from tailopt.oracle.mixed_kernel import most_collected
 from tailopt.oracle.mixed_rows import Crowd, Loads, Row
@@ -59,7 +60,7 @@ MOST_STATES = 5_000  # numbers of engines opened by kind
 MOST_MULTIPLIERS = 16
 WORK = 25_000_000  # additions in the dynamic programs of one evaluation, which decide how fine labels are
 FINER, MOST_WORK = 8, 200_000_000  # how many times as many when prices are stuck, and up to how many
-FEWEST_CLASSES, MOST_CLASSES = 4, 400
+FEWEST_CLASSES, MOST_CLASSES, FINER_CLASSES = 4, 120, 400
 BEYOND = 1.1  # labels are told apart up to this share of the makespan of the plan at hand
 BUCKETS = 160  # of requests of nearly equal length, in the linear program
 PRECISION = 1e-10  # relative width at which a bisection stops
@@ -257,6 +258,8 @@ class _Side:
             (np.abs(np.diff(lines.base_s[0, 1:], 2)) <= 2.0**-50 * lines.base_s[0, -1]).all()
         )
         self.concave = [] if straight else concave_minorants([lines], self.n_max, asked.steps(kind))
+        if trace.n_requests > kind.max_running:
+            self.concave = [*bent_minorants(self.concave, self.n_max), *self.concave]
         self.rows = list(self._rows(terms.minorants, asked))
         cached = self.loads.cache < int((trace.context_tokens + trace.output_tokens).sum())
         self.crowds = [
@@ -348,7 +351,8 @@ class _Program:
         self.cost_s = cost_s
         states = int((np.minimum(self.most_before, ranks) + 1).sum())
         work = asked.work // max(1, len(asked.sides) * states * len(multipliers))
-        self.classes = int(min(MOST_CLASSES, max(FEWEST_CLASSES, work)))
+        most = MOST_CLASSES if asked.work == WORK else FINER_CLASSES
+        self.classes = int(min(most, max(FEWEST_CLASSES, work)))
         self.label_s = BEYOND * asked.upper_s / self.classes
         self.label = labels(cost_s[-1], self.label_s)
         self.layout = layout(self.label, self.most_before, self.leader, self.classes, False)
