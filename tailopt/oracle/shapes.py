@@ -305,6 +305,8 @@ class _Search:
             until = time.perf_counter() + share * self._left_s()
             while (place := self._next(tried)) is not None:
                 tried.add(place)
+                if turn == 1 and self._crowded(place):
+                    continue  # plans for full caches take their time all at once
                 waiting = sum(self._open(other) for other in range(len(self.cuts)) if other not in tried)
                 slice_s = (until - time.perf_counter()) / (1 + waiting)
                 if slice_s < LEAST_SLICE_S:
@@ -319,7 +321,7 @@ class _Search:
         started, proof = time.perf_counter(), self.proofs.get(place)
         if proof is None and turn == 0:
             proof = begun(problem, time_limit_s=slice_s, seed=seed)
-        elif proof is not None and (proof.ended or caches_fill(problem, proof.run)):
+        elif proof is not None and (proof.ended or self._crowded(place)):
             proof = None
         if proof is None:
             return solve(problem, time_limit_s=max(slice_s, LEAST_SLICE_S), seed=seed)
@@ -367,6 +369,11 @@ class _Search:
         self.upper_s = min(self.upper_s, both.upper_s)
         if self.progress is not None:
             self.progress(self.found())
+
+    def _crowded(self, place: int) -> bool:
+        """Whether the plan on a cut that prices are for fills caches."""
+        proof = self.proofs.get(place)
+        return proof is not None and caches_fill(proof.problem, proof.run)
 
     def _open(self, place: int) -> bool:
         """Whether a cut may hold a better plan, or its own is not proven to be the best on it."""
