@@ -6,6 +6,7 @@ collect by its leader; and no choice of leaders, kind by kind, collects the pric
 """
 
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise, product
@@ -15,6 +16,7 @@ import numpy as np
 
 from tailopt.arrays import Ints
 from tailopt.engine.profile import ShapeProfile
+from tailopt.oracle.check_mixed_places import FREE, NEVER, NO_TICKS, TICKS, KindPlaces, Placed, none_is_left
 from tailopt.oracle.check_parts import (
     all_below,
     area,
@@ -30,7 +32,6 @@ from tailopt.oracle.mixed_rows import Crowd, Row
 from tailopt.oracle.problem import Problem
 
 MUCH = 2**60  # at least what any multiplier times the makespan is, in whole numbers
-NEVER = -(2**61)
 FINE = 2**90  # parts of a second in which shares of a step time are counted
 
 
@@ -72,15 +73,26 @@ def check_priced_kinds(bound: PricedKindsBound, problem: Problem) -> tuple[Fract
     for i, one in zip(order, price, strict=True):
         of_unit[unit_of[i]] += one
 
+    require(0 <= bound.places <= trace.n_requests, "more requests are placed than there are")
     leaders = [first[u] for u in range(len(units))]
-    values = []
-    for part, (shape, slots) in zip(bound.kinds, counts, strict=True):
+    values, kinds = [], []
+    for part, ((shape, slots), count) in zip(bound.kinds, counts.items(), strict=True):
         _require_below(part, shape, slots, bound.within_s, problem)
         engine = _Engine(problem, shape, slots, order, set(leaders))
-        values.append(_values(part, engine, price, leaders, makespan, scale))
-    collected = _most_collected(values, list(counts.values()), [0, *accumulate(of_unit)])
-    require(collected < sum(of_unit), f"engines done by {bound.lower_s} s may pay all prices")
-    return min(makespan, Fraction(bound.within_s)), "prices on kinds"
+        table = _tabulate(part, engine, price, makespan, scale, bound.places)
+        values.append(_values(part, engine, price, leaders, table))
+        if bound.places:
+            steady = all(crowd.filling_s == 0 for crowd in part.crowds)
+            require(steady, "requests are placed, and some may make an engine faster")
+            kinds.append(_places(table, count, values[-1], part, engine, leaders))
+    prefix, complaint = [0, *accumulate(of_unit)], f"engines done by {bound.lower_s} s may pay all prices"
+    lower = min(makespan, Fraction(bound.within_s))
+    if bound.places == 0:
+        require(_most_collected(values, list(counts.values()), prefix) < sum(of_unit), complaint)
+        return lower, "prices on kinds"
+    unit = [unit_of[i] for i in order]
+    require(none_is_left(kinds, unit, price, np.array(prefix), bound.places), complaint)
+    return lower, "prices on kinds and search"
 
 
 def _require_below(
@@ -138,14 +150,17 @@ class _Engine:
         trace, fleet = problem.trace, problem.fleet
         shapes = [fleet.shape_of(e) for e in range(len(fleet.engines))]
         held, shared = held_prompt_tokens(trace, shapes)
+        samples = Counter(trace.group.tolist())
         self.rate, self.slots = Fraction(shape.prefill_tokens_per_s), slots
         self.cache = shape.kv_capacity_tokens // shape.block_tokens * shape.block_tokens
         self.requests: list[_Request] = []
         self.held_s: dict[Crowd, list[int]] = {}
         for place, i in enumerate(order):
             prompt, output = int(trace.context_tokens[i]), int(trace.output_tokens[i])
-            tokens = prompt - shared[i] - 1
-            if problem.atomic and place in leaders:  # computes what its group shares
+            tokens = Fraction(prompt - shared[i] - 1)
+            if not problem.atomic:  # each sample pays for as much of what an engine computes once for all
+                tokens += Fraction(shared[i], samples[trace.group[i]])
+            elif place in leaders:
                 tokens += shared[i]
             self.requests.append(
                 _Request(
@@ -238,53 +253,87 @@ def _fine(seconds: float) -> int:
     return floor(FINE * Fraction(seconds))
 
 
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """What the dynamic program of a kind says.
+
+    Attributes:
+        makespan, scale: whole numbers of a second's worth.
+        led: ``[n, k, classes + 1]`` most that sets led by each request are worth, less their time at k.
+        rest: for each place ``[k, longer ones + 1, classes + 1]`` the same of requests from there on, behind
+            so many longer ones.
+        placed: what the requests before the last place cost.
+        filled: for each crowd ``[n]`` the constant of its row by the place of the leader; None: no row.
+    """
+
+    makespan: Fraction
+    scale: Fraction
+    led: Ints
+    rest: list[Ints]
+    placed: list[Placed]
+    filled: list[list[Fraction | None]]
+
+    def room(self, part: KindPrices, engine: _Engine, leader: int) -> Ints:
+        """``[k]`` the makespan less a leader's constants, at multipliers whose rows hold; else ``FREE``."""
+        constants = self.constants(part, engine, leader)
+        found = []
+        for row in part.multipliers:
+            used = [(Fraction(x), less) for x, less in zip(row, constants, strict=True) if x]
+            room_s = sum((x * (self.makespan - less) for x, less in used if less is not None), Fraction(0))
+            room = ceil(self.scale * room_s)
+            require(room < -NEVER, "the multipliers are too large to compute with")
+            holds = all(less is not None for _, less in used)
+            found.append(max(-MUCH, room) if holds else FREE)
+        return np.array(found, dtype=np.int64)
+
+    def constants(self, part: KindPrices, engine: _Engine, leader: int) -> list[Fraction | None]:
+        """Seconds of each inequality besides what requests add; None if it does not hold for this leader."""
+        rows = [engine.constant(row, engine.requests[leader].output) for row in part.rows]
+        return [*rows, *(one[leader] for one in self.filled), *[Fraction(0)] * len(part.concave)]
+
+
 def _values(
-    part: KindPrices,
-    engine: _Engine,
-    price: list[int],
-    leaders: list[int],
-    makespan: Fraction,
-    scale: Fraction,
+    part: KindPrices, engine: _Engine, price: list[int], leaders: list[int], table: _Table
 ) -> list[int | None]:
     """Most that an engine led by each unit is worth if it is done by the makespan; None: it cannot be."""
-    multipliers = [[Fraction(one) for one in row] for row in part.multipliers]
-    table = _tabulate(part, engine, price, makespan, scale, multipliers)
     values: list[int | None] = []
-    room_for = _Room(part, makespan)
-    fillings = [engine.filled(crowd, makespan) for crowd in part.crowds]
+    room_for, everything = _Room(part, table.makespan), sum(price)
     for place in leaders:
-        longest = engine.requests[place].output
-        best: Ints | None = None
-        if not engine.requests[place].fits or room_for.besides(longest) < 0:
+        one = engine.requests[place]
+        if not one.fits or room_for.besides(one.output) < 0:
             values.append(None)
             continue
-        constants = [engine.constant(row, longest) for row in part.rows]
-        constants += [filled[place] for filled in fillings]
-        constants += [Fraction(0)] * len(part.concave)
-        for m, row in enumerate(multipliers):
-            used = [(one, constant) for one, constant in zip(row, constants, strict=True) if one]
-            if any(constant is None for _, constant in used):
-                continue
-            room_s = sum((x * (makespan - less) for x, less in used if less is not None), Fraction(0))
-            room = ceil(scale * room_s)
-            require(room < -NEVER, "the multipliers are too large to compute with")
-            worth = table[place, m] + np.int64(max(-MUCH, room))
-            best = worth if best is None else np.minimum(best, worth)
-        most = sum(price) if best is None else min(sum(price), int(best.max()))
+        worth = table.led[place] + table.room(part, engine, place)[:, None]
+        most = min(everything, int(worth.min(axis=0).max())) if len(worth) else everything
         values.append(None if most <= NEVER + MUCH else most)
     return values
 
 
+def _places(
+    table: _Table, count: int, values: list[int | None], part: KindPrices, engine: _Engine, leaders: list[int]
+) -> KindPlaces:
+    """What the search over places needs to know of a kind."""
+    ticks = TICKS / table.makespan
+    constant = [
+        [NO_TICKS if less is None else floor(ticks * less) for less in table.constants(part, engine, place)]
+        for place in leaders
+    ]
+    return KindPlaces(
+        count=count,
+        value=np.array([max(0, one or 0) for one in values], dtype=np.int64),
+        room=np.array([table.room(part, engine, place) for place in leaders], dtype=np.int64),
+        constant=np.array(constant, dtype=np.int64),
+        rest=table.rest,
+        placed=table.placed,
+    )
+
+
 def _tabulate(
-    part: KindPrices,
-    engine: _Engine,
-    price: list[int],
-    makespan: Fraction,
-    scale: Fraction,
-    multipliers: list[list[Fraction]],
-) -> Ints:
-    """``[n, k, classes + 1]`` most that sets led by each request are worth, less their time at k."""
+    part: KindPrices, engine: _Engine, price: list[int], makespan: Fraction, scale: Fraction, places: int
+) -> _Table:
+    """The dynamic program of a kind; ``rest`` and ``placed`` for so many places."""
     requests, n, last = engine.requests, len(engine.requests), part.classes
+    multipliers = [[Fraction(one) for one in row] for row in part.multipliers]
     flat, by_rank_s = len(part.rows), _by_rank(part)
     ranks = max(map(len, by_rank_s), default=1)
     rises = [[*one, *(one[-1],) * (ranks - len(one))] for one in by_rank_s]
@@ -297,34 +346,50 @@ def _tabulate(
     most = np.full((len(multipliers), ranks + 1, last + 1), NEVER, dtype=np.int64)
     most[:, :, 0] = 0
     table = np.full((n, len(multipliers), last + 1), NEVER, dtype=np.int64)
+    rest, placed = [most[:, :0]] * places + [most.copy()], []
+    ticks = TICKS / makespan
     for i in reversed(range(n)):
         one = requests[i]
-        before = min(room_for.besides(one.output), i, ranks) if one.fits else -1
-        if before < 0:
-            continue
-        column = np.minimum(np.arange(before + 1), ranks - 1)
-        added = [
-            *(engine.added(row, one) for row in part.rows),
-            *(engine.crowded(crowd, one) for crowd in part.crowds),
-            *(Fraction(g.c_s) * one.context + one.prefill_s for g in part.concave),
-        ]
-        fixed = [
-            sum(floor(scale * x * second) for x, second in zip(row, added, strict=True))
-            for row in multipliers
-        ]
-        gain = price[i] - one.output * by_rank[:, column] - np.array(fixed, dtype=object)[:, None]
-        gain = np.maximum(gain, NEVER)  # what costs so much is never worth it
-        after = most[:, np.minimum(np.arange(before + 1) + 1, ranks)]
-        taken = np.full_like(after, NEVER)
-        step = np.minimum(label_of[i][column], last)
-        for shift in np.unique(step):
-            rows = np.flatnonzero(step == shift)
-            taken[:, rows, shift:] = after[:, rows, : last + 1 - shift]
-            taken[:, rows, last] = after[:, rows, last - shift :].max(axis=2)
-        taken = np.maximum(taken + gain.astype(np.int64)[:, :, None], NEVER)
-        table[i] = taken[:, 0]
-        most[:, 1 : before + 1] = np.maximum(most[:, 1 : before + 1], taken[:, 1:])
-    return table
+        room = room_for.besides(one.output) if one.fits else -1
+        before = min(room, i, ranks)
+        if before >= 0:
+            column = np.minimum(np.arange(before + 1), ranks - 1)
+            added = [
+                *(engine.added(row, one) for row in part.rows),
+                *(engine.crowded(crowd, one) for crowd in part.crowds),
+                *(Fraction(g.c_s) * one.context + one.prefill_s for g in part.concave),
+            ]
+            fixed = [
+                sum(floor(scale * x * second) for x, second in zip(row, added, strict=True))
+                for row in multipliers
+            ]
+            gain = price[i] - one.output * by_rank[:, column] - np.array(fixed, dtype=object)[:, None]
+            gain = np.maximum(gain, NEVER).astype(np.int64)  # what costs so much is never worth it
+            after = most[:, np.minimum(np.arange(before + 1) + 1, ranks)]
+            taken = np.full_like(after, NEVER)
+            step = np.minimum(label_of[i][column], last)
+            for shift in np.unique(step):
+                rows = np.flatnonzero(step == shift)
+                taken[:, rows, shift:] = after[:, rows, : last + 1 - shift]
+                taken[:, rows, last] = after[:, rows, last - shift :].max(axis=2)
+            taken = np.maximum(taken + gain[:, :, None], NEVER)
+            table[i] = taken[:, 0]
+            most[:, 1 : before + 1] = np.maximum(most[:, 1 : before + 1], taken[:, 1:])
+        if i <= places:
+            rest[i] = most[:, : min(i, ranks) + 1].copy()
+        if i < places and before < 0:
+            nothing = np.zeros((1, len(multipliers)), dtype=np.int64)
+            placed.append(Placed(nothing, np.zeros((1, flat + len(rises)), dtype=np.int64), -1))
+        elif i < places:
+            zero = [Fraction(0)] * flat
+            seconds = [
+                [second + one.output * rise for second, rise in zip(added, of_rank, strict=True)]
+                for of_rank in ([*zero, *(rise[r] for rise in rises)] for r in column)
+            ]
+            floors = [[floor(ticks * second) for second in row] for row in seconds]
+            placed.append(Placed((price[i] - gain).T, np.array(floors, dtype=np.int64), room))
+    filled = [engine.filled(crowd, makespan) for crowd in part.crowds]
+    return _Table(makespan, scale, table, rest, placed[::-1], filled)
 
 
 def _by_rank(part: KindPrices) -> list[list[Fraction]]:

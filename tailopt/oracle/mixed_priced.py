@@ -7,8 +7,9 @@ something for each request, are at most T":
 
 - **rows** (:mod:`tailopt.oracle.mixed_rows`), where the something is fixed: the affine step time with the
   longest request, with slots, with the cache, with recompute;
-- **concave** functions below the kind's step time, where it depends on how many longer requests are there,
-  and **crowds**, which divide such a function between the longest requests and the cache (same module).
+- **concave** functions below the kind's step time, where it depends on how many longer requests are there
+  (where requests may wait for a slot, bent ones too: :mod:`tailopt.oracle.lagrangian_minorant`), and
+  **crowds**, which divide such a function between the longest requests and the cache (same module).
 
 Both hold for any order of admission and any limits, also those that follow finishes.
 
@@ -36,6 +37,7 @@ multipliers are added for the inequalities that the sets which collect most viol
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter as clock
 from typing import Any
@@ -44,9 +46,9 @@ import numpy as np
 
 from tailopt.arrays import Bools, Floats, Ints
 from tailopt.oracle.kinds import Kind, KindTerms, kinds_of, terms_of
-from tailopt.oracle.lagrangian import labels
+from tailopt.oracle.lagrangian import labels, smoothed
 from tailopt.oracle.lagrangian_kernel import collect, layout, tabulate, worth
-from tailopt.oracle.lagrangian_minorant import ConcaveMinorant, concave_minorants
+from tailopt.oracle.lagrangian_minorant import ConcaveMinorant, bent_minorants, concave_minorants
 from tailopt.oracle.minorant import Minorant
 from tailopt.oracle.mixed_kernel import most_collected
 from tailopt.oracle.mixed_rows import Crowd, Loads, Row
@@ -59,7 +61,8 @@ MARGIN = 1e-9
 MOST_STATES = 5_000  # numbers of engines opened by kind
 MOST_MULTIPLIERS = 16
 WORK = 25_000_000  # additions in the dynamic programs of one evaluation, which decide how fine labels are
-FEWEST_CLASSES, MOST_CLASSES = 4, 160
+FINER, MOST_WORK = 8, 200_000_000  # how many times as many when prices are stuck, and up to how many
+FEWEST_CLASSES, MOST_CLASSES, FINER_CLASSES = 4, 120, 400
 BEYOND = 1.1  # labels are told apart up to this share of the makespan of the plan at hand
 BUCKETS = 160  # of requests of nearly equal length, in the linear program
 PRECISION = 1e-10  # relative width at which a bisection stops
@@ -69,9 +72,7 @@ LEVELS = (1.0, 0.7, 1.5, 3.0)  # factors of the linear program's multipliers tha
 HEAD_STARTS = (0.7, 1.0, 1.4)  # in units of the steps after which the cache of an engine is full
 MOST_STARTS = 6
 CROWD_RANKS = (1, 2, 4, 10, 25)  # at which a concave function is divided between the longest and the cache
-FILLING = (
-    1.3  # what a token is worth less in an empty cache, over what all but its own rise of a full one cost
-)
+FILLING = 1.3  # what a token gets back in an empty cache, over what a full one makes others pay for it
 PATIENCE = 50  # evaluations in a row, or half of all allowed, that gain less than
 NOTABLE = 1e-3  # of the open gap, after which the bound is as good as it gets
 RENEWED = 15  # evaluations in a row that gain less, after which other multipliers are tried
@@ -84,6 +85,7 @@ LEAST_SHARE = 1e-6  # of the first rise, that a request costs at least in the fi
 FARTHEST, NEAREST = 0.5, 0.003  # shares of the open gap at which the subgradient is taken
 FARTHER, NEARER = 1.5, 0.8  # what a step that gains makes of that share, and one that does not
 ASTRAY = 5  # steps in a row that gain nothing, after which the best prices are taken up again
+SMOOTH, SMOOTH_STEPS = 0.02, 8  # share of the requests that move together at first; steps until half as many
 LEAST_CHANGE = 0.2  # no price falls further in one step
 USED = 1e-9  # share of the multipliers below which an inequality is not worth keeping
 
@@ -113,17 +115,23 @@ class KindPrices:
 class PricedKindsBound:
     """No static plan is done before ``lower_s``: engines done by then cannot pay the prices.
 
+    Or they cannot wherever the first requests go: :mod:`tailopt.oracle.mixed_places`.
+
     Attributes:
         lower_s: the bound in seconds.
         prices: price of each request of the batch, in its order.
         kinds: one for each kind of the fleet, in its order.
         within_s: makespan of some plan, which the rays are about.
+        places: how many of the longest requests are placed, in all ways that may pay; 0 if none need be.
+        states: how many ways to place some of them were looked at.
     """
 
     lower_s: float
     prices: tuple[float, ...]
     kinds: tuple[KindPrices, ...]
     within_s: float
+    places: int = 0
+    states: int = 0
 
 
 def priced_kinds_bound(
@@ -147,44 +155,102 @@ def priced_kinds_bound(
         deadline_s: :func:`time.perf_counter` at which to stop, after one evaluation at least. So does Ctrl-C;
             what was found is returned.
     """
-    kinds = kinds_of(problem.fleet)
-    if np.prod([len(kind.engines) + 1.0 for kind in kinds]) > MOST_STATES:
+    ascent = KindsAscent.of(problem, units, engine_of, lower_s=lower_s, upper_s=upper_s)
+    if ascent is None:
         return None
-    best: _Evaluated | None = None
-    now_s = clock()
-    best_s, fruitless, pace = lower_s, 0, _Pace()
-    try:
-        asked = _Asked(problem, units, kinds, engine_of, lower_s, upper_s)
-        found = start = asked.evaluate(*asked.start(asked.plan_leaders()))
-        for i in range(iterations):
-            refuted_s = found.refuted_s(best_s)
-            gained = refuted_s > best_s + NOTABLE * (upper_s - best_s)
-            fruitless = 0 if gained or i < STARTS else fruitless + 1
-            if refuted_s > best_s or best is None:
-                best, best_s = found, max(best_s, refuted_s)
-                asked.lower_s = best_s
-                pace.gained()
-            elif i > STARTS:
-                pace.failed()
+    with suppress(KeyboardInterrupt):
+        ascent.climb(iterations, deadline_s)
+        while clock() < deadline_s < np.inf and ascent.refine():
+            ascent.climb(iterations, deadline_s)
+    best = ascent.best
+    return None if best is None or ascent.best_s <= lower_s else best.argument(ascent.best_s)
+
+
+class KindsAscent:
+    """Prices on their way up: those looked at last, and the best so far.
+
+    Attributes:
+        asked: what is bounded.
+        best: the prices with the best bound; None before the first.
+    """
+
+    def __init__(self, asked: "Asked") -> None:
+        self.asked = asked
+        self.best: Evaluated | None = None
+        self._at: Evaluated | None = None
+        self._pace, self._fruitless, self._looks = _Pace(), 0, 0
+
+    @classmethod
+    def of(
+        cls, problem: Problem, units: Units, engine_of: Ints, *, lower_s: float, upper_s: float
+    ) -> "KindsAscent | None":
+        """As :func:`priced_kinds_bound` says; None for too many numbers of engines by kind."""
+        kinds = kinds_of(problem.fleet)
+        if np.prod([len(kind.engines) + 1.0 for kind in kinds]) > MOST_STATES:
+            return None
+        return cls(Asked(problem, units, kinds, engine_of, lower_s, upper_s))
+
+    @property
+    def best_s(self) -> float:
+        """The best bound, or the one known before."""
+        return self.asked.lower_s
+
+    def climb(self, iterations: int, deadline_s: float = np.inf) -> None:
+        """So many evaluations more, unless the deadline (:func:`time.perf_counter`) comes first.
+
+        Or until the prices are as good as they get.
+        """
+        self._fruitless, patience, now_s = 0, max(1, min(PATIENCE, iterations // 2)), clock()
+        if self.best is not None and now_s > deadline_s:
+            return
+        for _ in range(iterations):
+            self._look(self._next())
             before_s, now_s = now_s, clock()  # the next evaluation takes as long as this one
             late = now_s + max(0.0, now_s - before_s - BEYOND_S) > deadline_s
-            if i + 1 == iterations or late or best_s >= upper_s * (1 - CLOSE):
+            if late or self._fruitless >= patience or self.best_s >= self.asked.upper_s * (1 - CLOSE):
                 break
-            if fruitless == min(PATIENCE, iterations // 2):
-                break
-            if i < STARTS:
-                again = i == 0 and asked.fills  # now that a bound is known, for engines done by then or later
-                led = asked.plan_leaders() if again else start.leaders_at(max(best_s, refuted_s))
-                found = start = asked.evaluate(*asked.start(led))
-            elif fruitless % RENEWED == RENEWED - 1:
-                found, pace = best.renewed(best_s), _Pace(FARTHEST / 5, -RENEWED)
-            else:
-                found = best if i == STARTS or pace.lost else found
-                target_s = best_s + pace.share * (upper_s - best_s)
-                found = asked.evaluate(found.moved(target_s), found.programs)
-    except KeyboardInterrupt:
-        pass
-    return None if best is None or best_s <= lower_s else best.argument(best_s)
+
+    def refine(self) -> bool:
+        """Go on with finer labels, if they are not as fine as they get."""
+        if self.best is None or self.asked.work >= MOST_WORK:
+            return False
+        self.asked.work *= FINER
+        self._look(self.asked.evaluate(self.best.prices, self.best.finer()))
+        return True
+
+    def _next(self) -> "Evaluated":
+        """From the linear program with the plan's leaders, then with its own, then along the subgradient.
+
+        Now and then with other multipliers, where that gains nothing.
+        """
+        asked, at, best = self.asked, self._at, self.best
+        if at is None or best is None:
+            return asked.evaluate(*asked.start(asked.plan_leaders()))
+        if self._looks <= STARTS:
+            again = self._looks == 1 and asked.fills  # now that a bound is known, for engines done by then
+            return asked.evaluate(*asked.start(asked.plan_leaders() if again else at.leaders_at(self.best_s)))
+        if self._fruitless % RENEWED == RENEWED - 1:
+            self._pace = _Pace(FARTHEST / 5, -RENEWED)
+            return best.renewed(self.best_s)
+        at = best if self._looks == STARTS + 1 or self._pace.lost else at
+        target_s = self.best_s + self._pace.share * (asked.upper_s - self.best_s)
+        return asked.evaluate(at.moved(target_s, self._width()), at.programs)
+
+    def _look(self, found: "Evaluated") -> None:
+        asked, before_s = self.asked, self.best_s
+        refuted_s, trying = found.refuted_s(before_s), self._looks < STARTS
+        gained = trying or refuted_s > before_s + NOTABLE * (asked.upper_s - before_s)
+        self._fruitless = 0 if gained else self._fruitless + 1
+        if self.best is None or refuted_s > before_s:
+            self.best, asked.lower_s = found, max(before_s, refuted_s)
+            self._pace.gained()
+        elif self._looks > STARTS:
+            self._pace.failed()
+        self._at, self._looks = found, self._looks + 1
+
+    def _width(self) -> int:
+        """How many neighbours by length move together: many at first."""
+        return int(len(self.asked.unit) * SMOOTH / (1 + (self._looks - STARTS) / SMOOTH_STEPS))
 
 
 @dataclass
@@ -218,7 +284,7 @@ class _Led:
 class _Side:
     """One kind's inequalities, over requests by falling length."""
 
-    def __init__(self, asked: "_Asked", kind: Kind, terms: KindTerms) -> None:
+    def __init__(self, asked: "Asked", kind: Kind, terms: KindTerms) -> None:
         trace = asked.problem.trace
         self.kind, self.rays = kind, terms.rays
         self.loads = Loads.of(asked.problem, kind, asked.requests)
@@ -229,6 +295,8 @@ class _Side:
             (np.abs(np.diff(lines.base_s[0, 1:], 2)) <= 2.0**-50 * lines.base_s[0, -1]).all()
         )
         self.concave = [] if straight else concave_minorants([lines], self.n_max, asked.steps(kind))
+        if trace.n_requests > kind.max_running:
+            self.concave = [*bent_minorants(self.concave, self.n_max), *self.concave]
         self.rows = list(self._rows(terms.minorants, asked))
         cached = self.loads.cache < int((trace.context_tokens + trace.output_tokens).sum())
         self.crowds = [
@@ -249,7 +317,7 @@ class _Side:
         self.flat_s = np.array([self.loads.added_s(row) for row in self.rows]).reshape(-1, len(self.fits))
         self.first = asked.first
 
-    def _rows(self, minorants: Sequence[Minorant], asked: "_Asked") -> Iterator[Row]:
+    def _rows(self, minorants: Sequence[Minorant], asked: "Asked") -> Iterator[Row]:
         trace, kind = asked.problem.trace, self.kind
         slots = trace.n_requests > kind.max_running
         cache = int((trace.context_tokens + trace.output_tokens).sum()) > self.loads.cache
@@ -317,8 +385,8 @@ class _Side:
 class _Program:
     """One kind's dynamic program: the inequalities that its multipliers use, and the labels."""
 
-    def __init__(self, asked: "_Asked", side: _Side, multipliers: Floats) -> None:
-        self.side = side
+    def __init__(self, asked: "Asked", side: _Side, multipliers: Floats) -> None:
+        self.side, self.multipliers_of_all = side, multipliers
         self.used = np.flatnonzero(multipliers.max(axis=0) > 0)
         self.multipliers = multipliers[:, self.used]
         self.total = self.multipliers.sum(axis=1)
@@ -337,8 +405,9 @@ class _Program:
                 cost_s[place] = by_rank_s + side.fixed_s[q - flat][:, None]
         self.cost_s = cost_s
         states = int((np.minimum(self.most_before, ranks) + 1).sum())
-        work = WORK // max(1, len(asked.sides) * states * len(multipliers))
-        self.classes = int(min(MOST_CLASSES, max(FEWEST_CLASSES, work)))
+        work = asked.work // max(1, len(asked.sides) * states * len(multipliers))
+        most = MOST_CLASSES if asked.work == WORK else FINER_CLASSES
+        self.classes = int(min(most, max(FEWEST_CLASSES, work)))
         self.label_s = BEYOND * asked.upper_s / self.classes
         self.label = labels(np.maximum(cost_s[-1], 0.0), self.label_s)
         self.layout = layout(self.label, self.most_before, self.leader, self.classes, False)
@@ -349,7 +418,7 @@ class _Program:
             taking = multiplier > 0
             self.less[:, taking] += constant[:, None] * multiplier[taking]
 
-    def table(self, asked: "_Asked", prices: Floats) -> Floats:
+    def table(self, asked: "Asked", prices: Floats) -> Floats:
         """``[units, multipliers, classes + 1]`` what an engine collects less its time, by its leader."""
         table = np.empty((len(asked.first), len(self.multipliers), self.classes + 1))
         tabulate(
@@ -384,7 +453,7 @@ class _Program:
         )
 
 
-class _Asked:
+class Asked:
     """A problem's arrays, requests by falling length, and the inequalities of its kinds."""
 
     def __init__(
@@ -400,7 +469,7 @@ class _Asked:
         unit = np.repeat(np.arange(len(units.members)), [len(members) for members in units.members])
         requests = np.concatenate(units.members)
         order = np.lexsort((unit, -trace.output_tokens[requests]))
-        self.problem, self.lower_s, self.upper_s = problem, lower_s, upper_s
+        self.problem, self.lower_s, self.upper_s, self.work = problem, lower_s, upper_s, WORK
         self.requests, self.unit = requests[order], unit[order]
         self.output = trace.output_tokens[self.requests]
         self.engine_of = engine_of[self.unit]
@@ -487,15 +556,15 @@ class _Asked:
             for side, known, found in zip(self.sides, known_s, multipliers, strict=True)
         ]
 
-    def evaluate(self, prices: Floats, programs: list[_Program]) -> "_Evaluated":
+    def evaluate(self, prices: Floats, programs: list[_Program]) -> "Evaluated":
         """The dynamic programs at these prices."""
-        return _Evaluated(self, prices, programs)
+        return Evaluated(self, prices, programs)
 
 
-class _Evaluated:
+class Evaluated:
     """Prices, and what their dynamic programs say."""
 
-    def __init__(self, asked: _Asked, prices: Floats, programs: list[_Program]) -> None:
+    def __init__(self, asked: Asked, prices: Floats, programs: list[_Program]) -> None:
         self.asked, self.prices, self.programs = asked, prices, programs
         self.tables = [program.table(asked, prices) for program in programs]
         self.prefix = np.concatenate([[0.0], np.cumsum(np.bincount(asked.unit, prices))])
@@ -540,17 +609,27 @@ class _Evaluated:
             _Led(k, last, np.array([asked.first[last]])) for k, m in enumerate(left) for _ in range(m)
         ]
 
-    def moved(self, target_s: float) -> Floats:
+    @property
+    def fills(self) -> bool:
+        """Whether an inequality in use lets tokens get something back, so that requests may make it fall."""
+        return any(crowd.filling_s > 0 for one in self.programs for crowd in one.argument().crowds)
+
+    def finer(self) -> list[_Program]:
+        """The programs with as fine labels as they may have now."""
+        return [_Program(self.asked, one.side, one.multipliers_of_all) for one in self.programs]
+
+    def moved(self, target_s: float, width: int) -> Floats:
         """Prices a step along the subgradient of the surplus at a makespan, long enough to use it up."""
         surplus = self.surplus(target_s)
         times = np.full(len(self.prices), -1.0)
         for leader, k in self.leaders[self.leaders[:, 0] >= 0]:
             self._collect(int(leader), int(k), times)
         scaled = times * self.prices
-        step = max(0.0, surplus) / max(float(scaled @ scaled), 1e-300)
-        return np.asarray(self.prices * np.maximum(1 - step * scaled, LEAST_CHANGE))
+        move = smoothed(scaled, width)
+        step = max(0.0, surplus) / max(float(scaled @ move), 1e-300)
+        return np.asarray(self.prices * np.maximum(1 - step * move, LEAST_CHANGE))
 
-    def renewed(self, makespan_s: float) -> "_Evaluated":
+    def renewed(self, makespan_s: float) -> "Evaluated":
         """The same prices with more multipliers: of what the sets that collect most violate most."""
         asked, led, programs = self.asked, self.leaders_at(makespan_s), []
         for k, (side, program) in enumerate(zip(asked.sides, self.programs, strict=True)):
@@ -575,12 +654,12 @@ class _Evaluated:
                 program.classes, int(self.asked.first[leader]), int(self.label[k, leader]),
                 int(self.chosen[k, leader]), times)  # fmt: skip
 
-    def argument(self, lower_s: float) -> PricedKindsBound:
+    def argument(self, lower_s: float, places: int = 0, states: int = 0) -> PricedKindsBound:
         """The bound, with all that proves it."""
         prices = np.empty(len(self.prices))
         prices[self.asked.requests] = self.prices
         kinds = tuple(program.argument() for program in self.programs)
-        return PricedKindsBound(lower_s, tuple(prices.tolist()), kinds, self.asked.upper_s)
+        return PricedKindsBound(lower_s, tuple(prices.tolist()), kinds, self.asked.upper_s, places, states)
 
 
 def _levels(found: Sequence[Floats], inequalities: int, level: float) -> Floats:

@@ -6,6 +6,9 @@ and R the seconds in which it computes again what preemption lost,
 
 .. math:: T \ge a s + \sum_{i \in S} (b L_i + c A_i) + P + R .
 
+An engine that holds some of a prompt's samples computes the tokens that these share, once. Each of k samples
+pays for a k-th of them, wherever it is, if they need not stay together.
+
 None of the rows asks in which order requests are admitted or under which limits, be they fixed or follow the
 requests that finish (:attr:`tailopt.plan.Engine.limits`): they bound every admission.
 
@@ -84,9 +87,9 @@ from tailopt.arrays import Floats, Ints
 from tailopt.engine.decode_time import context_read
 from tailopt.oracle.kinds import Kind
 from tailopt.oracle.lagrangian_minorant import ConcaveMinorant
-from tailopt.oracle.minorant import Minorant
+from tailopt.oracle.minorant import SHRINK, Minorant
 from tailopt.oracle.problem import Problem
-from tailopt.oracle.units import held_prompts, own_prefill
+from tailopt.oracle.units import held_prompts, own_prefill, shared_prefill
 
 Limit = Literal["longest", "slots", "cache", "recompute"]
 
@@ -164,7 +167,7 @@ class Loads:
             trace.output_tokens[requests],
             context_read(trace.context_tokens, trace.output_tokens)[requests],
             held_prompts(problem)[requests],
-            own_prefill(problem)[requests] / kind.shape.prefill_tokens_per_s,
+            (own_prefill(problem) + _shares(problem))[requests] / kind.shape.prefill_tokens_per_s,
         )
 
     def added_s(self, row: Row) -> Floats:
@@ -243,3 +246,11 @@ class Loads:
         first = np.minimum(self.output, steps)
         late = self.output - first
         return np.asarray(late * self.held + (self.output * (self.output - 1) - first * (first - 1)) // 2)
+
+
+def _shares(problem: Problem) -> Floats:
+    """``[n]`` tokens that each request pays for of those that an engine computes once for its prompt."""
+    if problem.atomic:
+        return np.zeros(problem.trace.n_requests)
+    group = problem.trace.group
+    return np.asarray(SHRINK * shared_prefill(problem) / np.bincount(group)[group])

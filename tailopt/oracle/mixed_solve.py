@@ -1,6 +1,7 @@
 """Several kinds of engines, or caches that do not hold everything: a better plan, then prices on kinds.
 
     quick certificate -> local search -> queues and ends, where requests have to wait -> prices on kinds
+    and search over places, in turn
 
 The local search goes by the engines' own times where everything fits (:mod:`tailopt.oracle.local_search`).
 Where requests have to wait it goes by their rows, set right by simulation
@@ -10,6 +11,7 @@ engine and who ends with it (:mod:`tailopt.oracle.mixed_ends`).
 """
 
 from contextlib import suppress
+from dataclasses import replace
 from time import perf_counter as clock
 
 import numpy as np
@@ -17,10 +19,11 @@ import numpy as np
 from tailopt.oracle.admission import Admission, admit, with_queues
 from tailopt.oracle.alone import concave
 from tailopt.oracle.bound_and_fill import plan_of, staircase
-from tailopt.oracle.certificate import Certificate
+from tailopt.oracle.certificate import Certificate, status_of
 from tailopt.oracle.local_search import local_search
 from tailopt.oracle.mixed_ends import applies, ends_search
-from tailopt.oracle.mixed_priced import PricedKindsBound, priced_kinds_bound
+from tailopt.oracle.mixed_places import PlacesSearch, Searched
+from tailopt.oracle.mixed_priced import KindsAscent, PricedKindsBound
 from tailopt.oracle.mixed_queues import queue_search
 from tailopt.oracle.mixed_search import crowded_search
 from tailopt.oracle.problem import Problem
@@ -29,8 +32,11 @@ from tailopt.run import Run
 from tailopt.simulate.simulator import simulate
 
 SLICES = 20  # of the local search, without a time limit
-ITERATIONS, MOST_ITERATIONS = 16, 10_000  # of the bound, without a time limit and with one
-SEARCH_SHARE, CROWDED_SHARE, QUEUES_SHARE = 0.05, 0.05, 0.7  # of the time limit
+ITERATIONS, MOST_ITERATIONS = 16, 10_000  # of the prices, without a time limit and with one
+STATES, MORE_STATES, MOST_STATES = 2**17, 2, 800_000  # until a trial is given up; more in the next round
+PRICES_SHARE = 0.5  # of what is left of the time limit, for prices
+SEARCH_SHARE, CROWDED_SHARE = 0.05, 0.05  # of the time limit
+QUEUES_SHARE, SLOTS_SHARE = 0.7, 0.2  # of the time limit, where caches are full; where only slots are few
 ENDS_SHARE = 0.75  # of the queues' time, that of the search by ends where it applies
 
 
@@ -60,55 +66,150 @@ def refined_kinds(
             amount of work.
         seed: of the searches.
     """
-    started = clock() - certificate.wall_s
     if certificate.status == "optimal":
         return certificate
-    units = units_of(problem)
+    proof = _begun(problem, certificate, time_limit_s, seed)
+    proof.go_on(None if time_limit_s is None else proof.started + time_limit_s)
+    return with_limits(problem, proof.certificate())
+
+
+def begun(problem: Problem, *, time_limit_s: float, seed: int) -> "Proof | None":
+    """A plan and a bound that can go on from there, with a quarter of the time spent on the plan, about.
+
+    None where the quick plan is proven, or engines are alike and nobody waits: other methods do more.
+    """
+    if problem.fleet.identical and not crowded(problem):
+        return None
+    quick = staircase(problem)
+    alone = problem.fleet.identical and not waits(problem, simulate(problem.trace, problem.fleet, quick.plan))
+    if alone or quick.status == "optimal":
+        return None
+    return _begun(problem, quick, time_limit_s, seed)
+
+
+def _begun(problem: Problem, certificate: Certificate, time_limit_s: float | None, seed: int) -> "Proof":
+    started, units = clock() - certificate.wall_s, units_of(problem)
     limit_s = np.inf if time_limit_s is None else time_limit_s
     run, dealt, how = _better_plan(problem, units, certificate, limit_s, seed)
-    bound = _bound(
-        problem,
-        units,
-        [run, dealt],
-        lower_s=certificate.lower_s,
-        upper_s=run.makespan_s,
-        iterations=ITERATIONS if time_limit_s is None else MOST_ITERATIONS,
-        deadline_s=started + limit_s,
-    )
-    method = f"{certificate.method}, {how}" + (", prices on kinds" if bound else "")
-    found = certificate.improved(bound or certificate.bound_argument, run, method, started, seed)
-    return with_limits(problem, found)
+    return Proof(problem, units, certificate, [run, dealt], how, started, seed)
 
 
-def _bound(
-    problem: Problem,
-    units: Units,
-    runs: list[Run],
-    *,
-    lower_s: float,
-    upper_s: float,
-    iterations: int,
-    deadline_s: float,
-) -> PricedKindsBound | None:
-    """Prices on kinds, the first of which come from the plan whose first prices prove most."""
-    first = [members[0] for members in units.members]
-    best: PricedKindsBound | None = None
-    dealt = runs[0].plan.engine_of[first]
-    if len(runs) > 1 and (runs[0].plan.engine_of != runs[1].plan.engine_of).any():
-        for one in runs:
-            if clock() > deadline_s:
-                break
-            engine_of = one.plan.engine_of[first]
-            found = priced_kinds_bound(
-                problem, units, engine_of, lower_s=lower_s, upper_s=upper_s, iterations=1,
-                deadline_s=deadline_s,
-            )  # fmt: skip
-            if found is not None and (best is None or found.lower_s > best.lower_s):
-                best, dealt = found, engine_of
-    found = priced_kinds_bound(
-        problem, units, dealt, lower_s=lower_s, upper_s=upper_s, iterations=iterations, deadline_s=deadline_s
-    )
-    return found if best is None or (found is not None and found.lower_s >= best.lower_s) else best
+class Proof:
+    """Prices on kinds and search over places in turn, first with coarse labels, later with finer ones.
+
+    Attributes:
+        run: the best plan.
+        lower_s: the best bound.
+        upper_s: makespan of a plan, maybe on other engines: bounds above it are worth nothing.
+        started: when all began, by :func:`time.perf_counter`.
+        ended: whether there is nothing more to try.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        units: Units,
+        first: Certificate,
+        runs: list[Run],
+        how: str,
+        started: float,
+        seed: int,
+    ) -> None:
+        self.problem, self.units, self.first, self.runs = problem, units, first, runs
+        self.run, self.lower_s, self.upper_s = runs[0], first.lower_s, runs[0].makespan_s
+        self.started, self.seed, self.ended = started, seed, False
+        self.bound: PricedKindsBound | None = None
+        self._methods = [first.method, how]
+        self._ascent: KindsAscent | None = None
+        self._search: PlacesSearch | None = None
+        self._searched_s, self._states = 0.0, STATES
+
+    @property
+    def optimal(self) -> bool:
+        """Whether nothing is open."""
+        return status_of(self.lower_s, self.upper_s) == "optimal"
+
+    def go_on(self, deadline_s: float | None, within_s: float = np.inf) -> None:
+        """Until then, by :func:`time.perf_counter`; None: a fixed amount of work. So does Ctrl-C end it.
+
+        Args:
+            deadline_s: when to stop.
+            within_s: makespan of a plan on any engines.
+        """
+        self.upper_s = min(self.upper_s, within_s)
+        with suppress(KeyboardInterrupt):
+            if self._ascent is None:
+                self._start(np.inf if deadline_s is None else deadline_s)
+            while not (self.ended or self.optimal):
+                self._round(deadline_s)
+                if deadline_s is None or clock() > deadline_s:
+                    break
+        self._take_prices()
+
+    def certificate(self) -> Certificate:
+        """What was found."""
+        bound = self.bound or self.first.bound_argument
+        return self.first.improved(bound, self.run, ", ".join(self._methods), self.started, self.seed)
+
+    def _start(self, deadline_s: float) -> None:
+        """From the plan whose first prices prove most."""
+        engines = {one.plan.engine_of.tobytes(): one.plan.engine_of for one in self.runs}
+        first = [members[0] for members in self.units.members]
+        for engine_of in engines.values():
+            ascent = KindsAscent.of(
+                self.problem, self.units, engine_of[first], lower_s=self.lower_s, upper_s=self.upper_s
+            )
+            if ascent is None:
+                self.ended = True
+                return
+            if len(engines) > 1 and clock() <= deadline_s:
+                ascent.climb(1, deadline_s)
+            if self._ascent is None or ascent.best_s > self._ascent.best_s:
+                self._ascent = ascent
+
+    def _round(self, deadline_s: float | None) -> None:
+        """Prices, then a search at the best of them; finer labels next time if more states are no help."""
+        ascent, now_s = self._ascent, clock()
+        assert ascent is not None
+        if deadline_s is None:
+            ascent.climb(ITERATIONS)
+        else:
+            ascent.climb(MOST_ITERATIONS, now_s + PRICES_SHARE * (deadline_s - now_s))
+        self._take_prices()
+        if self.optimal or ascent.best is None or (deadline_s is not None and clock() > deadline_s):
+            return
+        if ascent.best.fills:  # a request may make the rest of an engine faster: no beginning is refuted
+            self.ended = not ascent.refine()
+            return
+        if self._search is None or ascent.best_s > self._searched_s:
+            self._search, self._searched_s = PlacesSearch(ascent.best), ascent.best_s
+        found = self._searched(self._search, np.inf if deadline_s is None else deadline_s)
+        self._states = min(MOST_STATES, MORE_STATES * self._states)
+        if found.full or not found.lower_s > 0:
+            self.ended = not ascent.refine() and (found.full or self._states == MOST_STATES)
+
+    def _searched(self, search: PlacesSearch, deadline_s: float) -> Searched:
+        found = search.narrow(self.lower_s, self.upper_s, self._states, deadline_s)
+        for engine_of in found.plans:
+            plan = plan_of(self.problem, self.units, engine_of)
+            other = simulate(self.problem.trace, self.problem.fleet, plan)
+            self.run = min(self.run, other, key=lambda one: one.makespan_s)
+            self.upper_s = min(self.upper_s, self.run.makespan_s)
+        if found.lower_s > self.lower_s:
+            self._raise_to(search.priced.argument(found.lower_s, found.places, found.states))
+            self._methods += [] if "search over places" in self._methods else ["search over places"]
+        return found
+
+    def _take_prices(self) -> None:
+        """Raise the bound to what the best prices say."""
+        if self._ascent is not None and self._ascent.best is not None:
+            self._raise_to(self._ascent.best.argument(self._ascent.best_s))
+
+    def _raise_to(self, bound: PricedKindsBound) -> None:
+        if bound.lower_s > self.lower_s:
+            self.bound = replace(bound, lower_s=min(bound.lower_s, self.upper_s))
+            self.lower_s = self.bound.lower_s
+            self._methods += [] if "prices on kinds" in self._methods else ["prices on kinds"]
 
 
 def crowded(problem: Problem) -> bool:
@@ -129,6 +230,17 @@ def waits(problem: Problem, run: Run) -> bool:
             later = run.start_s[mine].max() > run.finish_s[mine].min()
             if later or run.preemptions[mine].any():
                 return True
+    return False
+
+
+def caches_fill(problem: Problem, run: Run) -> bool:
+    """Whether as many of some engine's requests as it runs together may need more cache than it has."""
+    trace, fleet = problem.trace, problem.fleet
+    need = trace.context_tokens + trace.output_tokens
+    for e in range(len(fleet.engines)):
+        together = np.sort(need[run.engine == e])[::-1][: fleet.max_running(e)]
+        if together.sum() > fleet.shape_of(e).kv_capacity_tokens:
+            return True
     return False
 
 
@@ -153,7 +265,8 @@ def _better_plan(
     deadline_s = clock() + CROWDED_SHARE * limit_s
     dealt = crowded_search(problem, units, run, lower_s=lower_s, deadline_s=deadline_s, seed=seed)
     now_s, part = clock(), 1 - ENDS_SHARE if applies(problem) else 1.0
-    deadline_s, ends_s = now_s + part * QUEUES_SHARE * limit_s, now_s + QUEUES_SHARE * limit_s
+    share = QUEUES_SHARE if caches_fill(problem, run) else SLOTS_SHARE
+    deadline_s, ends_s = now_s + part * share * limit_s, now_s + share * limit_s
     run = queue_search(problem, dealt, lower_s=lower_s, deadline_s=deadline_s, seed=seed)
     run = ends_search(problem, run, lower_s=lower_s, deadline_s=ends_s, seed=seed)
     return run, dealt, "queue search" + (", ends" if applies(problem) else "")

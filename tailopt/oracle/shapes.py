@@ -17,7 +17,8 @@ for the cuts that the one before leaves open, the least bound first, since that 
    for each shape: some milliseconds a cut;
 2. a plan, longest requests first and each where it is done soonest, and the best staircase of the shapes;
 3. :func:`tailopt.oracle.solve.solve`. With a time limit this is repeated, with more time for each cut that is
-   left.
+   left; where a bound by prices on kinds can go on from where it stopped it does, for plans better than the
+   best on any cut.
 """
 
 import time
@@ -34,6 +35,7 @@ from tailopt.oracle.certificate import OPTIMAL_GAP, BoundArgument, Certificate, 
 from tailopt.oracle.filling import soonest
 from tailopt.oracle.kinds import kinds_of, terms_of
 from tailopt.oracle.mixed import MOST_KINDS, MOST_STATES, KindBound, MixedBound, mixed_bound, placeable
+from tailopt.oracle.mixed_solve import Proof, begun, caches_fill, with_limits
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.solve import solve
 from tailopt.oracle.staircase import not_above, rounding
@@ -44,7 +46,7 @@ from tailopt.trace import Trace
 
 MOST_CUTS = 5_000
 
-SHARES = (0.3, 1.0)
+SHARES = (0.3, 0.4, 1.0, 1.0)
 """Of the time that is left, what each repetition of the third round may take."""
 
 LEAST_SLICE_S = 0.02
@@ -273,6 +275,7 @@ class _Search:
         self.anyone = lower_any_s(trace, fleets[0])
         self.cuts = [Cut(fleet, self.anyone if self._fits(fleet) else None) for fleet in fleets]
         self.upper_s = np.inf
+        self.proofs: dict[int, Proof] = {}
         if all(cut.bound is None for cut in self.cuts):
             largest = max(fleets, key=lambda fleet: fleet.shape_of(0).kv_capacity_tokens)
             solve(Problem(trace, largest, atomic))  # says which request is too large
@@ -302,13 +305,29 @@ class _Search:
             until = time.perf_counter() + share * self._left_s()
             while (place := self._next(tried)) is not None:
                 tried.add(place)
+                if turn == 1 and self._crowded(place):
+                    continue  # plans for full caches take their time all at once
                 waiting = sum(self._open(other) for other in range(len(self.cuts)) if other not in tried)
                 slice_s = (until - time.perf_counter()) / (1 + waiting)
                 if slice_s < LEAST_SLICE_S:
                     break
-                problem = Problem(self.trace, self.cuts[place].fleet, self.atomic)
-                limit_s = None if slice_s == np.inf else slice_s
-                self._learn(place, solve(problem, time_limit_s=limit_s, seed=self.seed + turn))
+                self._learn(place, self._solved(place, turn, slice_s))
+
+    def _solved(self, place: int, turn: int, slice_s: float) -> Certificate:
+        """What there is to find out about a cut within so many seconds."""
+        problem, seed = Problem(self.trace, self.cuts[place].fleet, self.atomic), self.seed + turn
+        if slice_s == np.inf:
+            return solve(problem, seed=seed)
+        started, proof = time.perf_counter(), self.proofs.get(place)
+        if proof is None and turn == 0:
+            proof = begun(problem, time_limit_s=slice_s, seed=seed)
+        elif proof is not None and (proof.ended or self._crowded(place)):
+            proof = None
+        if proof is None:
+            return solve(problem, time_limit_s=max(slice_s, LEAST_SLICE_S), seed=seed)
+        self.proofs[place] = proof
+        proof.go_on(started + slice_s, self.upper_s)
+        return replace(with_limits(problem, proof.certificate()), wall_s=time.perf_counter() - started)
 
     def found(self) -> ShapesCertificate:
         """What is known by now."""
@@ -350,6 +369,11 @@ class _Search:
         self.upper_s = min(self.upper_s, both.upper_s)
         if self.progress is not None:
             self.progress(self.found())
+
+    def _crowded(self, place: int) -> bool:
+        """Whether the plan on a cut that prices are for fills caches."""
+        proof = self.proofs.get(place)
+        return proof is not None and caches_fill(proof.problem, proof.run)
 
     def _open(self, place: int) -> bool:
         """Whether a cut may hold a better plan, or its own is not proven to be the best on it."""
