@@ -36,10 +36,10 @@ from tailopt.simulate.line_table import line_table
 
 SAVING = 0.02  # gamma
 COOLING = 0.8  # share of the time in which it cools
-DESCENT = 1e-2  # how far below the best makespan the level is then, as a share
+DESCENT = 3e-2  # how far below the best makespan the level is then, as a share
 SETTLING_DESCENT, LEAST_DESCENT = 1e-3, 1e-6  # and where it is when the search settles
 PATIENCE = 4  # slices without a new best before the level comes half-way closer
-HOT, COLD = 0.2, 0.02  # the largest rise taken at first and at last, as a share of best - level
+HOT, COLD = 0.05, 0.01  # the largest rise taken at first and at last, as a share of best - level
 HASTE, LIGHTEST, HEAVIEST = 0.2, 0.02, 50.0  # how fast the weights change, and how far
 WORST, MOVE, FAR, NEAR = 0.7, 0.25, 0.5, 24  # shares of the proposals, and how many places are near
 STEPS = 2_000  # proposals a slice: between two looks at the clock
