@@ -107,7 +107,8 @@ class _Refined:
     def price(self) -> None:
         """Prices and search in turn."""
         upper_s = self.run.makespan_s
-        asked = Asked(self.problem, self.units, self._engine_of_units(self.run.plan), upper_s)
+        here, first = (self._engine_of_units(plan) for plan in (self.run.plan, self.first.plan))
+        asked = Asked(self.problem, self.units, here, upper_s, first)
         ascent = Ascent(asked)
         iterations, states = ITERATIONS, STATES
         search, searched_at, share, given_up_s = None, 0.0, PRICES_SHARE, np.inf
