@@ -88,7 +88,8 @@ LEAST_SHARE = 1e-6  # of the first rise, that a request costs at least in the fi
 LEAST_CHANGE = 0.2  # no price falls further in one step
 FEWEST_CLASSES, MOST_CLASSES = 6, 400
 BEYOND = 1.1  # labels are told apart up to this share of the makespan of the plan at hand
-MOST_MINORANTS, LEAST_COVERED = 8, 9e-4  # if no request waits; share of the plan's seconds that one more adds
+MOST_MINORANTS, LEAST_COVERED = 8, 1e-4  # if no request waits; share of the plan's seconds that one more adds
+MOST_WITH_OTHER = 5  # with those of another plan
 SMOOTH, SMOOTH_STEPS = 0.02, 8  # share of the requests that move together at first; steps until half as many
 GOLDEN = 0.6180339887498949
 AGREED = 1e-9  # of a label
@@ -214,9 +215,15 @@ def priced_bound(
 
 
 class Asked:
-    """A problem's arrays, requests by falling length."""
+    """A problem's arrays, requests by falling length.
 
-    def __init__(self, problem: Problem, units: Units, engine_of: Ints, upper_s: float) -> None:
+    The minorants are those that say most of the plan at hand, and a few that say more of another: those of a
+    well balanced plan alone say little of leaders that it does not have.
+    """
+
+    def __init__(
+        self, problem: Problem, units: Units, engine_of: Ints, upper_s: float, other: Ints | None = None
+    ) -> None:
         trace, engines = problem.trace, range(len(problem.fleet.engines))
         unit = np.repeat(np.arange(len(units.members)), [len(members) for members in units.members])
         requests = np.concatenate(units.members)
@@ -235,7 +242,9 @@ class Asked:
         self.group, self.shared_s = trace.group[self.requests], self._shared_s(problem)
         lines = lines_of(problem, n_max)
         alike = concave_minorants(lines, n_max, self._steps(n_max))
-        self.minorants, self.shares = self._binding(alike, lines, n_max)
+        self.minorants, self.shares = self._binding(alike, lines, n_max, self.engine_of)
+        if other is not None:
+            self._add(*self._binding(alike, lines, n_max, other[self.unit]))
         self.mixes = np.eye(len(self.minorants))
         self.parts = [[self._part(*part) for part in parts_of(minorant)] for minorant in self.minorants]
         ranks = max(len(part.rises) for parts in self.parts for part in parts)
@@ -270,18 +279,25 @@ class Asked:
             np.array(minorant.rises_s), to - from_, np.asarray(minorant.c_s * context, dtype=np.float64)
         )
 
+    def _add(self, minorants: list[Minorant], shares: Floats) -> None:
+        """Those of another plan, while there are few."""
+        for minorant, of_minorant in zip(minorants, shares, strict=True):
+            if minorant not in self.minorants and len(self.minorants) < MOST_WITH_OTHER:
+                self.minorants.append(minorant)
+                self.shares = np.vstack([self.shares, of_minorant])
+
     def _binding(
-        self, alike: list[ConcaveMinorant], lines: Sequence[Lines], n_max: int
+        self, alike: list[ConcaveMinorant], lines: Sequence[Lines], n_max: int, engine_of: Ints
     ) -> tuple[list[Minorant], Floats]:
-        """The minorants that say most of the engines of the plan at hand, and shares of prompts with each.
+        """The minorants that say most of the engines of a plan, and shares of prompts with each.
 
         Where requests have to wait, the one that says most of such engines.
         """
-        held = np.bincount(self.engine_of, minlength=self.engines)
+        held = np.bincount(engine_of, minlength=self.engines)
         together: list[Minorant] = [*alike, *switched_minorants(alike, int(self.length.max()))]
-        shares = self._shares()
-        shared_s = self._shared_in_plan(shares, self.engine_of)
-        seconds = self._seconds_in_plan(together, self.engine_of)[:, :, None] + shared_s[:, None, :]
+        shares = self._shares(engine_of)
+        shared_s = self._shared_in_plan(shares, engine_of)
+        seconds = self._seconds_in_plan(together, engine_of)[:, :, None] + shared_s[:, None, :]
         seconds = seconds.reshape(self.engines, -1)[held <= n_max]
         covered: Floats = np.zeros(len(seconds))
         binding: list[Minorant] = []
@@ -296,7 +312,7 @@ class Asked:
             covered = then[:, best]
         if (held > n_max).any():
             waiting: list[Minorant] = [*alike, *ray_minorants(lines, n_max), *bent_minorants(alike, n_max)]
-            seconds = self._seconds_in_plan(waiting, self.engine_of)[held > n_max]
+            seconds = self._seconds_in_plan(waiting, engine_of)[held > n_max]
             best = int(seconds.sum(axis=0).argmax())
             if waiting[best] not in binding:
                 binding.append(waiting[best])
@@ -311,14 +327,14 @@ class Asked:
         per_token = 1 / max(shape.prefill_tokens_per_s for shape in shapes)
         return np.asarray(per_token * shared_prefill(problem)[self.requests])
 
-    def _shares(self) -> Floats:
+    def _shares(self, engine_of: Ints) -> Floats:
         """``[k, n]`` shares of prompts: even ones, and for each engine those among the samples it holds."""
         even: Floats = SHRINK / np.bincount(self.group)[self.group]
         if not self.shared_s.any():
             return even[None]
         found = [even]
         for e in range(self.engines):
-            mine = self.engine_of == e
+            mine = engine_of == e
             here = np.bincount(self.group[mine], minlength=int(self.group.max()) + 1)[self.group]
             found.append(np.where(here > 0, SHRINK * mine / np.maximum(here, 1), even))
         return np.array(found)

@@ -25,7 +25,7 @@ from tailopt.run import Run
 from tailopt.simulate.simulator import simulate
 
 SLICES = (12, 6, 6)  # of the rounds of local search, if there is no time limit
-SHARES = (0.08, 0.06, 0.06)  # of the time limit
+SHARES = (0.1, 0.1, 0.1)  # of the time limit
 ROUNDS, MOST_ROUNDS = 1, 40  # of prices and search, without a time limit and with one
 ITERATIONS, MORE_ITERATIONS = 16, 3  # of the prices in the first round; so many times more in the next
 STATES, MORE_STATES = 2**15, 4  # until a trial is given up in the first round; so many times more in the next
@@ -107,7 +107,8 @@ class _Refined:
     def price(self) -> None:
         """Prices and search in turn."""
         upper_s = self.run.makespan_s
-        asked = Asked(self.problem, self.units, self._engine_of_units(self.run.plan), upper_s)
+        here, first = (self._engine_of_units(plan) for plan in (self.run.plan, self.first.plan))
+        asked = Asked(self.problem, self.units, here, upper_s, first)
         ascent = Ascent(asked)
         iterations, states = ITERATIONS, STATES
         search, searched_at, share, given_up_s = None, 0.0, PRICES_SHARE, np.inf

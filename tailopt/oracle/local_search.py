@@ -5,12 +5,20 @@ the sorted requests that it holds (:func:`tailopt.oracle.filling.set_time_s`), a
 compute: those that a prompt shares with its other samples once on each engine. The makespan alone is flat
 almost everywhere, so what falls is, for a *level* a little below the best makespan so far,
 
-.. math:: E = \sum_e \max(0, T_e - \text{level})^2 / (\text{best} - \text{level}) + \gamma \sum_e T_e :
+.. math:: E = \sum_e w_e \big[\max(0, T_e - \text{level})^2 / (\text{best} - \text{level})
+          + \gamma\, T_e\big] :
 
 engines above the level must shed work, the others may exchange it freely, and the small second term prefers
 exchanges that save work (a concave step time rewards crowding). A change is taken if E does not rise, or
-rises by less than a threshold drawn anew each time. The level stays a share below the best makespan; when no
-better plan comes for a while, the search goes back to the best one and the share is halved.
+rises by less than a threshold drawn anew each time.
+
+A second is not worth the same everywhere: what takes one second on the engine of the few longest requests
+takes a fifth of one in the crowd of short ones. With equal weights the crowd stays below the others for good.
+So the *weights* :math:`w_e` are multipliers: they rise on engines above the mean, fall below it.
+
+The thresholds first fall from hot, where long requests change engines, to cold. Then the search settles: the
+level stays a share below the best makespan; when no better plan comes for a while, the search goes back to
+the best one and the share is halved.
 """
 
 from contextlib import suppress
@@ -27,10 +35,12 @@ from tailopt.simulate.batch import shared_tokens
 from tailopt.simulate.line_table import line_table
 
 SAVING = 0.02  # gamma
-DESCENT = 1e-2  # how far below the best makespan the level starts, as a share, or half-way to the bound
-LEAST_DESCENT = 1e-6
+COOLING = 0.8  # share of the time in which it cools
+DESCENT = 3e-2  # how far below the best makespan the level is then, as a share
+SETTLING_DESCENT, LEAST_DESCENT = 1e-3, 1e-6  # and where it is when the search settles
 PATIENCE = 4  # slices without a new best before the level comes half-way closer
-HEAT = 0.05  # the largest rise ever taken, as a share of what the level is below the best makespan
+HOT, COLD = 0.05, 0.01  # the largest rise taken at first and at last, as a share of best - level
+HASTE, LIGHTEST, HEAVIEST = 0.2, 0.02, 50.0  # how fast the weights change, and how far
 WORST, MOVE, FAR, NEAR = 0.7, 0.25, 0.5, 24  # shares of the proposals, and how many places are near
 STEPS = 2_000  # proposals a slice: between two looks at the clock
 
@@ -58,22 +68,29 @@ def local_search(
             machine; None for no such limit.
         slowdown: ``[m]`` by how much each engine takes longer than estimated; None for not at all.
     """
-    deadline = clock() + time_limit_s
+    started = clock()
     search = _Search(problem, units, engine_of, seed, slowdown)
     best, best_s = search.engine_of.copy(), float(search.done_s.max())
-    descent, stuck, done = max(DESCENT, (1 - lower_s / best_s) / 2), 0, 0
+    descent, stuck, done, cooling = DESCENT, 0, 0, True
     with suppress(KeyboardInterrupt):
-        while best_s > lower_s * (1 + 1e-12) and clock() < deadline and (slices is None or done < slices):
+        while best_s > lower_s * (1 + 1e-12):
+            spent = max((clock() - started) / max(time_limit_s, 1e-9), done / slices if slices else 0.0)
+            if spent >= 1:
+                break
+            if cooling and spent >= COOLING:
+                cooling, descent = False, SETTLING_DESCENT
+                search.restart(best)
+            heat = HOT * (COLD / HOT) ** (spent / COOLING) if cooling else COLD
             level_s = max(lower_s, best_s * (1 - descent))
-            reached_s = search.advance(level_s, best_s, best)
+            reached_s = search.advance(level_s, best_s, heat, best)
             done += 1
-            if reached_s < best_s:
-                best_s, stuck = reached_s, 0
-                continue
-            stuck += 1
-            if stuck == PATIENCE:
+            stuck = 0 if reached_s < best_s else stuck + 1
+            if cooling:
+                search.weigh(best_s - level_s)
+            elif stuck == PATIENCE:
                 descent, stuck = (descent / 2 if descent > LEAST_DESCENT else DESCENT), 0
                 search.restart(best)
+            best_s = reached_s
     return best
 
 
@@ -109,6 +126,7 @@ class _Search:
         self.shared[self.prompt_of] = [shared[members[0]] for members in units.members]
         self.prefill_s = np.array([1 / shape.prefill_tokens_per_s for shape in shapes])
         self.slowdown = np.ones(len(shapes)) if slowdown is None else slowdown
+        self.weight = np.ones(len(shapes))
         self.random = np.random.default_rng(seed)
         self.restart(engine_of)
 
@@ -141,7 +159,13 @@ class _Search:
         )  # fmt: skip
         return float(self.slowdown[e] * (decode_s + self.computed[e] * self.prefill_s[e]))
 
-    def advance(self, level_s: float, best_s: float, best: Ints) -> float:
+    def weigh(self, width_s: float) -> None:
+        """Engines above the mean become heavier, the others lighter."""
+        above = np.clip((self.done_s - self.done_s.mean()) / width_s, -1.0, 1.0)
+        weight = self.weight * np.exp(HASTE * above)
+        self.weight = np.clip(weight / weight.mean(), LIGHTEST, HEAVIEST)
+
+    def advance(self, level_s: float, best_s: float, heat: float, best: Ints) -> float:
         """One slice towards a level; the least makespan seen, its plan in ``best`` if less than before."""
         lines = self.lines
         return float(
@@ -151,7 +175,7 @@ class _Search:
                 self.held_unit,
                 self.held, self.done_s, self.own, self.prompt_of, self.shared, self.prefill_s, self.slowdown,
                 self.computed,
-                self.samples, self.random.random((STEPS, 5)), level_s, best_s, best,
+                self.samples, self.random.random((STEPS, 5)), level_s, best_s, self.weight, heat, best,
             )
         )  # fmt: skip
 
@@ -183,6 +207,8 @@ def wander(
     draws: Floats,
     level_s: float,
     least_s: float,
+    weight: Floats,
+    hottest: float,
     best: Ints,
 ) -> float:
     """Propose one change for each row of ``draws`` and take those that the energy allows.
@@ -200,6 +226,8 @@ def wander(
         draws: ``[steps, 5]`` uniform in [0, 1): which engine, unit, kind of change, partner, threshold.
         level_s: what the engines' times should fall to.
         least_s: the least makespan so far.
+        weight: ``[m]`` of the engines' seconds.
+        hottest: the largest rise taken, as a share of ``least_s - level_s``.
         best: ``[u]`` written whenever a makespan is less than that.
 
     Returns:
@@ -234,10 +262,11 @@ def wander(
                                      limits[e, 0], limits[e, 1])  # fmt: skip
             tokens[side] = computed[e] + prefill_change(samples[e], gone, comes, own, prompt_of, shared)
             times[side] = slowdown[e] * (times[side] + tokens[side] * prefill_s[e])
-        rise = SAVING * (times[0] + times[1] - done_s[a] - done_s[b])
-        for then_s, now_s in ((times[0], done_s[a]), (times[1], done_s[b])):
-            rise += (max(0.0, then_s - level_s) ** 2 - max(0.0, now_s - level_s) ** 2) / width_s
-        if rise > HEAT * width_s * heat**4:
+        rise = 0.0
+        for e, then_s in ((a, times[0]), (b, times[1])):
+            above = max(0.0, then_s - level_s) ** 2 - max(0.0, done_s[e] - level_s) ** 2
+            rise += weight[e] * (above / width_s + SAVING * (then_s - done_s[e]))
+        if rise > hottest * width_s * heat**4:
             continue
         came = unit_start[u + 1] - unit_start[u]
         went = unit_start[swap + 1] - unit_start[swap] if swap >= 0 else 0
