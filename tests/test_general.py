@@ -20,6 +20,7 @@ from tailopt.oracle.check_general import check_priced
 from tailopt.oracle.lagrangian import Ascent, Asked, PricedBound, labels, priced_bound
 from tailopt.oracle.lagrangian_kernel import collect, layout, most_collected, tabulate, worth
 from tailopt.oracle.lagrangian_minorant import (
+    ConcaveMinorant,
     SwitchedMinorant,
     bent_minorants,
     concave_minorants,
@@ -600,3 +601,13 @@ def test_first_prices_that_are_worth_nothing(max_running: int) -> None:
     certificate = solve(problem, method="lagrangian")
     check(certificate, problem)
     assert certificate.lower_s <= brute_force(problem)[0] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("lower_s", [21.0, 200.0, 2_000.0])
+def test_engines_that_collect_much_do_not_wrap_around(lower_s: float) -> None:
+    """Ten engines, a request each: every engine is said to collect fifteen times all prices."""
+    problem = Problem(Trace.of([[10]] * 10), fleet_of(Affine(1.0, 1.0), 10))
+    line, prices = ConcaveMinorant((2.0, 1.0), 0.0), (1.0,) * 10
+    bound = PricedBound(lower_s, (line,), prices, ((15 * 10 / lower_s,),), 1.0, 4, places=1)
+    with pytest.raises(InputError, match="may pay all prices"):
+        check_priced(bound, problem)

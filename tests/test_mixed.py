@@ -387,3 +387,16 @@ def test_functions_that_the_prices_do_not_use_are_not_needed_to_check_them() -> 
     certificate = solve(problem)
     assert isinstance(certificate.bound_argument, PricedKindsBound)
     assert check(certificate, problem).lower_s == certificate.lower_s > 190
+
+
+@pytest.mark.parametrize("back", [0.5, 4.5, 5.0, 7.5, 1e3])
+def test_what_tokens_get_back_does_not_wrap_around(back: float) -> None:
+    """A row that holds for no leader, and requests that are said to make an engine much faster."""
+    shape = ShapeProfile(1, Power(1.0, 1.0, 0.5, 0.0), 1e15, 150, 1000, 10**9, 1, prefix_caching=False)
+    problem = Problem(Trace.of([[10]] * 3, prompt_tokens=100), Fleet(profile(shape), (Engine(1),) * 2, 2))
+    lower_s = 100 * staircase(problem).upper_s
+    crowd = Crowd(ConcaveMinorant((2.0, 0.3, 0.3), 0.0), 1, back * lower_s / 100)
+    row = Row("cache", Minorant(1.0, 0.0, 0.0, 3), 1000)
+    part = KindPrices((), (row,), (crowd,), (), ((1.0, 1.0),), 1.0, 4)
+    with pytest.raises(InputError, match="may pay all prices"):
+        check_priced_kinds(PricedKindsBound(lower_s, (1e-3,) * 3, (part,), 1e300), problem)

@@ -18,9 +18,11 @@ from tailopt.oracle.brute import brute_force
 from tailopt.oracle.check import check
 from tailopt.oracle.check_mixed_priced import check_priced_kinds
 from tailopt.oracle.lagrangian_search_kernel import FOUND, GIVEN_UP, REFUTED
+from tailopt.oracle.minorant import Minorant
 from tailopt.oracle.mixed_places import PlacesSearch
 from tailopt.oracle.mixed_places_kernel import ranges, with_new_engines
-from tailopt.oracle.mixed_priced import KindsAscent
+from tailopt.oracle.mixed_priced import KindPrices, KindsAscent, PricedKindsBound
+from tailopt.oracle.mixed_rows import Row
 from tailopt.oracle.mixed_solve import refined_kinds
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.units import units_of
@@ -163,3 +165,13 @@ def test_checker_refuses_a_changed_search(change, complaint: str) -> None:
     check_priced_kinds(bound, CONCAVE)
     with pytest.raises(InputError, match=complaint):
         check_priced_kinds(change(bound), CONCAVE)
+
+
+def test_engines_of_which_nothing_is_known_do_not_wrap_around() -> None:
+    """Two engines, one request each, and a row that holds for no leader."""
+    shape = ShapeProfile(1, Affine(1.0, 1.0), 1e15, 10**6, 1000, 10**9)
+    problem = Problem(Trace.of([[10], [10]]), Fleet(profile(shape), (Engine(1),) * 2, 2))
+    one = Minorant(1.0, 1.0, 0.0, 2)
+    part = KindPrices((), (Row("cache", one, 1000), Row("longest", one)), (), (), ((1.0, 0.0),), 1.0, 4)
+    with pytest.raises(InputError, match="may pay all prices"):
+        check_priced_kinds(PricedKindsBound(29.0, (1.0, 1.0), (part,), 1e300, 2), problem)

@@ -240,6 +240,7 @@ class _Beginnings:
                 for chunk in np.array_split(states, len(states) // CHUNK + 1):
                     room = self.at_most - spent[chunk, e]
                     total[chunk] += np.maximum((row + room[:, :, None]).min(axis=1).max(axis=1), 0)
+            total = np.minimum(total, self.prefix[-1])  # that is enough, and more might wrap around
         return total
 
     def _with_new_engines(self, so_far: Ints, started: int, engines: Ints) -> Ints:
@@ -247,7 +248,7 @@ class _Beginnings:
         richest = np.concatenate([[0], np.maximum.accumulate(self.value[started:])])
         for count in range(1, self.engines + 1):
             paid = np.searchsorted(self.prefix[started : len(self.value)], so_far, side="right")
-            so_far = so_far + np.where(engines >= count, richest[paid], 0)
+            so_far = np.minimum(so_far + np.where(engines >= count, richest[paid], 0), self.prefix[-1])
         return so_far
 
 

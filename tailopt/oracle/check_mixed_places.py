@@ -113,6 +113,7 @@ def none_is_left(
         collected = np.full(len(states.engine_of), paid, dtype=np.int64)
         for e, k in enumerate(kind_of):
             collected += _collected(kinds[k].rest[i + 1], states.held[e], states.room[e])
+            collected = np.minimum(collected, prefix[-1])  # that is enough, and more might wrap around
         collected = _with_new_engines(collected, kinds, kind_of, states, prefix, started)
         states = states.of(np.flatnonzero(collected >= prefix[-1]))
         looked_at += len(states.engine_of)
@@ -174,7 +175,7 @@ def _with_new_engines(
             for k, count in enumerate(counts):
                 if opened[k] < count:
                     then = (*opened[:k], opened[k] + 1, *opened[k + 1 :])
-                    sums = most[opened] + richest[k][leave]
+                    sums = np.minimum(most[opened] + richest[k][leave], prefix[-1])
                     most[then] = np.maximum(most[then], sums) if then in most else sums
         collected[mine] = most[tuple(counts.tolist())]
     return collected

@@ -58,6 +58,10 @@ def check_priced_kinds(bound: PricedKindsBound, problem: Problem) -> tuple[Fract
         all(np.isfinite(x) for part in bound.kinds for one in part.multipliers for x in one),
         "a multiplier is not finite",
     )
+    require(
+        all(0 <= crowd.filling_s < 1e9 for part in bound.kinds for crowd in part.crowds),
+        "what a token gets back while the cache fills is negative or too large",
+    )
     steepest = max(sum(map(Fraction, one)) for part in bound.kinds for one in [(), *part.multipliers])
     spare_s = max(
         (
@@ -67,7 +71,10 @@ def check_priced_kinds(bound: PricedKindsBound, problem: Problem) -> tuple[Fract
         ),
         default=Fraction(0),
     )  # what a row may have besides the makespan
-    scale = MUCH / max(16 * total, steepest * (makespan + spare_s))
+    filling_s = max((crowd.filling_s for part in bound.kinds for crowd in part.crowds), default=0.0)
+    held, _ = held_prompt_tokens(trace, [fleet.shape_of(e) for e in range(len(fleet.engines))])
+    back_s = Fraction(filling_s) * (sum(held) + trace.total_output_tokens)  # at most what requests get back
+    scale = MUCH / max(16 * total, steepest * max(makespan + spare_s, back_s))
     price = [floor(scale * Fraction(bound.prices[i])) for i in order]
     of_unit = [0] * len(units)
     for i, one in zip(order, price, strict=True):
@@ -113,10 +120,6 @@ def _require_below(
         require(row.limit in ("longest", "slots", "cache", "recompute"), "a row is of no known sort")
     for crowd in part.crowds:
         require(1 <= crowd.ranks <= len(crowd.below.rises_s), "a crowd is divided at no rank of its function")
-        require(
-            0 <= crowd.filling_s < 1e9,
-            "what a token gets back while the cache fills is negative or too large",
-        )
     for one in dict.fromkeys([*part.concave, *(crowd.below for crowd in part.crowds)]):
         rises, slope = [Fraction(rise) for rise in one.rises_s], Fraction(one.c_s)
         require(min(*rises, slope) >= 0, "a function below the step times falls")
