@@ -374,6 +374,22 @@ def test_a_row_with_a_cache_to_spare_does_not_wrap_around() -> None:
         check_priced_kinds(PricedKindsBound(1000.0, (1.0,), (part,), 1e9), problem)
 
 
+@pytest.mark.parametrize(("prompt", "engine"), [(95, {0, 1}), (96, {0, 1}), (97, {1}), (99, {1}), (100, {1})])
+def test_the_last_block_of_a_cache_is_no_room_unless_it_is_whole(prompt: int, engine: set[int]) -> None:
+    """A cache of 100 tokens in blocks of 16 holds 96; what does not fit goes to the larger engine."""
+    small, large = (
+        ShapeProfile(tp, Affine(1e-3, 0.0), 1e6, cache, 1, token_budget=1000, block_tokens=16)
+        for tp, cache in ((1, 100), (2, 1000))
+    )
+    problem = Problem(
+        Trace.of([[1]] * 4, prompt_tokens=[prompt] * 4),
+        Fleet(profile(small, large), (Engine(1), Engine(2)), 3),
+    )
+    certificate = staircase(problem)
+    assert set(certificate.plan.engine_of) == engine
+    check(certificate, problem)
+
+
 def test_functions_that_the_prices_do_not_use_are_not_needed_to_check_them() -> None:
     """A kind has functions of several widths, and the bound needs the narrow one alone."""
     padded = Table([1, 3, 10], [6.75, 8.75, 8.75], 0.0, padded=True)

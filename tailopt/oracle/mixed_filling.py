@@ -32,7 +32,7 @@ def mixed_filling(
         kv_share: share of the KV cache that the filling counts on.
     """
     kinds = kinds_of(problem.fleet)
-    need = problem.trace.context_tokens + problem.trace.output_tokens
+    need = problem.trace.context_tokens + problem.trace.output_tokens - 1
     largest = [need[members].max() for members in units.members]
     load = np.array([units.longest, units.tokens, units.context, largest], dtype=np.float64)
     trial, best = np.zeros(len(units.members), dtype=np.int64), None
@@ -94,13 +94,15 @@ def _engines_in(order: list[int], kinds: Sequence[Kind]) -> Ints:
 
 
 def _numbers(order: list[int], kinds: Sequence[Kind], kv_share: float) -> tuple[Floats, Floats]:
-    """``[m, 3]`` a, b, c and ``[m, 2]`` slots and cache of the engines in order."""
+    """``[m, 3]`` a, b, c and ``[m, 3]`` slots, cache and room for one request of the engines in order."""
     affine, capacity = [], []
     for kind in (kinds[k] for k in order):
-        tau = kind.shape.step_time
+        shape, tau = kind.shape, kind.shape.step_time
         assert isinstance(tau, Affine)
         affine.append([tau.a_s, tau.b_s, tau.c_s])
-        capacity.append([kind.max_running, kv_share * kind.shape.kv_capacity_tokens])
+        cache, whole = shape.kv_capacity_tokens, shape.kv_capacity_tokens // shape.block_tokens
+        room = min(kv_share * cache, whole * shape.block_tokens)
+        capacity.append([kind.max_running, kv_share * cache, room])
     return np.array(affine), np.array(capacity)
 
 
@@ -126,7 +128,7 @@ def fill_in_order(
         load: ``[4, u]`` of the units, longest first: longest output, tokens, context read, and KV tokens of
             the largest request.
         affine: ``[m, 3]`` (a, b, c) of the engines.
-        capacity: ``[m, 2]`` (slots, KV capacity).
+        capacity: ``[m, 3]`` (slots, KV capacity, room for one request: whole blocks).
         makespan_s: none may be done later.
         engine_of: ``[u]`` written: place in the order of each unit's engine.
 
@@ -142,7 +144,7 @@ def fill_in_order(
         for e in range(m):
             if e >= opened and best >= 0:
                 break
-            if largest[u] > capacity[e, 1]:
+            if largest[u] > capacity[e, 2]:
                 continue
             all_tokens, all_context = held_tokens[e] + tokens[u], held_context[e] + context[u]
             steps = max(leader[e], longest[u], all_tokens / capacity[e, 0], all_context / capacity[e, 1])
