@@ -247,29 +247,35 @@ def caches_fill(problem: Problem, run: Run) -> bool:
 def _better_plan(
     problem: Problem, units: Units, certificate: Certificate, limit_s: float, seed: int
 ) -> tuple[Run, Run, str]:
-    """The best plan found, one dealt by the inequalities of the bound, and how they were found."""
+    """The best plan found, one dealt by the inequalities of the bound, and how they were found.
+
+    Each search ends at Ctrl-C with what it has; between them, the plan of the one before is kept.
+    """
     run, lower_s = simulate(problem.trace, problem.fleet, certificate.plan), certificate.lower_s
-    engine_of = local_search(
-        problem,
-        units,
-        run.plan.engine_of[[members[0] for members in units.members]],
-        lower_s=lower_s,
-        time_limit_s=SEARCH_SHARE * limit_s,
-        seed=seed,
-        slices=SLICES if limit_s == np.inf else None,
-    )
-    other = simulate(problem.trace, problem.fleet, plan_of(problem, units, engine_of))
-    run = min(run, other, key=lambda one: one.makespan_s)
-    if not waits(problem, run):
-        return run, run, "local search"
-    deadline_s = clock() + CROWDED_SHARE * limit_s
-    dealt = crowded_search(problem, units, run, lower_s=lower_s, deadline_s=deadline_s, seed=seed)
-    now_s, part = clock(), 1 - ENDS_SHARE if applies(problem) else 1.0
-    share = QUEUES_SHARE if caches_fill(problem, run) else SLOTS_SHARE
-    deadline_s, ends_s = now_s + part * share * limit_s, now_s + share * limit_s
-    run = queue_search(problem, dealt, lower_s=lower_s, deadline_s=deadline_s, seed=seed)
-    run = ends_search(problem, run, lower_s=lower_s, deadline_s=ends_s, seed=seed)
-    return run, dealt, "queue search" + (", ends" if applies(problem) else "")
+    dealt, how = run, "local search"
+    with suppress(KeyboardInterrupt):
+        engine_of = local_search(
+            problem,
+            units,
+            run.plan.engine_of[[members[0] for members in units.members]],
+            lower_s=lower_s,
+            time_limit_s=SEARCH_SHARE * limit_s,
+            seed=seed,
+            slices=SLICES if limit_s == np.inf else None,
+        )
+        other = simulate(problem.trace, problem.fleet, plan_of(problem, units, engine_of))
+        run = dealt = min(run, other, key=lambda one: one.makespan_s)
+        if not waits(problem, run):
+            return run, dealt, how
+        deadline_s = clock() + CROWDED_SHARE * limit_s
+        dealt = crowded_search(problem, units, run, lower_s=lower_s, deadline_s=deadline_s, seed=seed)
+        run, how = dealt, "queue search" + (", ends" if applies(problem) else "")
+        now_s, part = clock(), 1 - ENDS_SHARE if applies(problem) else 1.0
+        share = QUEUES_SHARE if caches_fill(problem, run) else SLOTS_SHARE
+        deadline_s, ends_s = now_s + part * share * limit_s, now_s + share * limit_s
+        run = queue_search(problem, dealt, lower_s=lower_s, deadline_s=deadline_s, seed=seed)
+        run = ends_search(problem, run, lower_s=lower_s, deadline_s=ends_s, seed=seed)
+    return run, dealt, how
 
 
 def with_limits(problem: Problem, certificate: Certificate) -> Certificate:
