@@ -18,13 +18,14 @@ from strategies import (
     traces,
 )
 
+from tailopt.engine.catalogue import load_engine
 from tailopt.engine.step_time import Affine, MaxAffine, Power, StepTime
 from tailopt.errors import InputError
 from tailopt.oracle.alone import concave
 from tailopt.oracle.any_bound import admissible, dual_bound_s, lower_any_s
 from tailopt.oracle.brute import brute_force
 from tailopt.oracle.certificate import Certificate
-from tailopt.oracle.check import check, check_any
+from tailopt.oracle.check import ARGUMENTS, check, check_any
 from tailopt.oracle.minorant import minorants
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.solve import solve
@@ -299,3 +300,17 @@ def test_a_fleet_of_two_shapes_is_bracketed() -> None:
     certificate = solve(Problem(trace, fleet))
     assert certificate.gap < 0.15
     check(certificate, Problem(trace, fleet))
+
+
+def test_an_argument_too_large_to_compute_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(
+        Trace.of([[4], [3]]), Fleet(load_engine("h100-llama-3.1-8b"), (Engine(1), Engine(1)), 2)
+    )
+    certificate = solve(problem, method="staircase")
+
+    def overflows(*_: object) -> None:
+        np.zeros(1, dtype=np.int64)[0] = 2**63
+
+    monkeypatch.setitem(ARGUMENTS, type(certificate.bound_argument), overflows)
+    with pytest.raises(InputError, match="too large to compute with"):
+        check(certificate, problem)

@@ -31,9 +31,10 @@ from typing import Any
 import numpy as np
 
 from tailopt.engine.step_time import MaxAffine, StepTime
+from tailopt.errors import InputError
 from tailopt.oracle.alone import AloneBound
 from tailopt.oracle.any_bound import AnyBound
-from tailopt.oracle.certificate import Certificate
+from tailopt.oracle.certificate import BoundArgument, Certificate
 from tailopt.oracle.check_general import check_priced
 from tailopt.oracle.check_mixed import check_mixed
 from tailopt.oracle.check_mixed_priced import check_priced_kinds
@@ -98,9 +99,21 @@ def check(certificate: Certificate, problem: Problem) -> Checked:
     )
     bound = certificate.bound_argument
     require(0 < bound.lower_s < float("inf"), f"the argument's bound is {bound.lower_s} s")
-    lower_s, argument = ARGUMENTS[type(bound)](bound, problem)
+    lower_s, argument = verified(bound, problem)
     require(Fraction(certificate.lower_s) <= lower_s, f"the argument gives only {float(lower_s)} s")
     return Checked(float(lower_s), float(upper_s), argument)
+
+
+def verified(bound: BoundArgument, problem: Problem) -> tuple[Fraction, str]:
+    """What an argument proves, and its name.
+
+    Raises:
+        InputError: naming the first step that does not hold.
+    """
+    try:
+        return ARGUMENTS[type(bound)](bound, problem)
+    except OverflowError as error:
+        raise InputError("the argument's numbers are too large to compute with") from error
 
 
 # ---- upper end
@@ -248,7 +261,7 @@ def _slope(step_time: StepTime) -> Fraction:
 
 
 def _solver(bound: SolverBound, problem: Problem) -> tuple[Fraction, str]:
-    known_s, _ = ARGUMENTS[type(bound.known)](bound.known, problem)
+    known_s, _ = verified(bound.known, problem)
     return check_solver(bound, known_s, problem)
 
 

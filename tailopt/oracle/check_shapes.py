@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import cache
 
 from tailopt.engine.profile import EngineProfile
-from tailopt.oracle.check import ARGUMENTS, check
+from tailopt.oracle.check import check, verified
 from tailopt.oracle.check_parts import fits_alone, require
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.shapes import Cut, ShapesCertificate
@@ -121,7 +121,7 @@ def _bound(cut: Cut, trace: Trace, atomic: bool) -> tuple[Fraction | None, str]:
     """What the argument of a cut proves, None for infinity, and the argument's name."""
     problem = Problem(trace, cut.fleet, atomic)
     if cut.bound is not None:
-        return ARGUMENTS[type(cut.bound)](cut.bound, problem)
+        return verified(cut.bound, problem)
     shapes = {engine.tp: cut.fleet.profile.shape(engine.tp) for engine in cut.fleet.engines}.values()
     unfit = (i for i in range(trace.n_requests) if not any(fits_alone(problem, s, i) for s in shapes))
     require(next(unfit, None) is not None, f"every request fits on some engine of {cut.fleet}")
