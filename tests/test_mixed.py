@@ -20,7 +20,7 @@ from tailopt.oracle.kinds import kinds_of
 from tailopt.oracle.lagrangian_minorant import ConcaveMinorant, concave_minorants
 from tailopt.oracle.minorant import Minorant
 from tailopt.oracle.mixed_kernel import most_collected
-from tailopt.oracle.mixed_priced import KindPrices, PricedKindsBound, priced_kinds_bound
+from tailopt.oracle.mixed_priced import KindPrices, KindsAscent, PricedKindsBound
 from tailopt.oracle.mixed_rows import Crowd, Loads, Row
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.solve import solve
@@ -38,9 +38,10 @@ def priced(problem: Problem, iterations: int = 5) -> PricedKindsBound | None:
     certificate = staircase(problem)
     units = units_of(problem)
     engine_of = certificate.plan.engine_of[[members[0] for members in units.members]]
-    return priced_kinds_bound(
-        problem, units, engine_of, lower_s=0.0, upper_s=certificate.upper_s, iterations=iterations
-    )
+    ascent = KindsAscent.of(problem, units, engine_of, lower_s=0.0, upper_s=certificate.upper_s)
+    assert ascent is not None
+    ascent.climb(iterations)
+    return ascent.best.argument(ascent.best_s) if ascent.best and ascent.best_s > 0 else None
 
 
 def verified(bound: PricedKindsBound, problem: Problem) -> float:

@@ -37,7 +37,6 @@ multipliers are added for the inequalities that the sets which collect most viol
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter as clock
 from typing import Any
@@ -134,38 +133,6 @@ class PricedKindsBound:
     states: int = 0
 
 
-def priced_kinds_bound(
-    problem: Problem,
-    units: Units,
-    engine_of: Ints,
-    *,
-    lower_s: float,
-    upper_s: float,
-    iterations: int,
-    deadline_s: float = np.inf,
-) -> PricedKindsBound | None:
-    """The best bound above ``lower_s`` found; None if there is none, or too many numbers of engines by kind.
-
-    Args:
-        problem, units: what is placed where.
-        engine_of: ``[u]`` engines of a plan, from which the first prices come.
-        lower_s: a bound at hand.
-        upper_s: makespan of a plan at hand; the bound stays below it.
-        iterations: evaluations at most.
-        deadline_s: :func:`time.perf_counter` at which to stop, after one evaluation at least. So does Ctrl-C;
-            what was found is returned.
-    """
-    ascent = KindsAscent.of(problem, units, engine_of, lower_s=lower_s, upper_s=upper_s)
-    if ascent is None:
-        return None
-    with suppress(KeyboardInterrupt):
-        ascent.climb(iterations, deadline_s)
-        while clock() < deadline_s < np.inf and ascent.refine():
-            ascent.climb(iterations, deadline_s)
-    best = ascent.best
-    return None if best is None or ascent.best_s <= lower_s else best.argument(ascent.best_s)
-
-
 class KindsAscent:
     """Prices on their way up: those looked at last, and the best so far.
 
@@ -184,7 +151,14 @@ class KindsAscent:
     def of(
         cls, problem: Problem, units: Units, engine_of: Ints, *, lower_s: float, upper_s: float
     ) -> "KindsAscent | None":
-        """As :func:`priced_kinds_bound` says; None for too many numbers of engines by kind."""
+        """From a plan's prices; None for too many numbers of engines by kind.
+
+        Args:
+            problem, units: what is placed where.
+            engine_of: ``[u]`` engines of a plan, from which the first prices come.
+            lower_s: a bound at hand.
+            upper_s: makespan of a plan at hand; the bound stays below it.
+        """
         kinds = kinds_of(problem.fleet)
         if np.prod([len(kind.engines) + 1.0 for kind in kinds]) > MOST_STATES:
             return None
