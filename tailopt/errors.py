@@ -30,3 +30,15 @@ def one_line(text: str) -> str:
         text = f"{text[: 2 * most]} ... {text[-2 * most :]}"
     line = "".join(one if one.isprintable() else "\ufffd" for one in " ".join(text.split()))
     return line if len(line) <= most else f"{line[: most // 2 - 5]} ... {line[-most // 2 :]}"
+
+
+def shown(value: object) -> str:
+    """A value in a message, its first 60 characters.
+
+    >>> shown([1, 2]), shown([10**5000])
+    ('[1, 2]', 'one with a number of thousands of digits')
+    """
+    try:
+        return f"{value!r:.60}"
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "one with a number of thousands of digits"

@@ -23,7 +23,7 @@ import numpy as np
 from tailopt.arrays import Bools, Floats, Ints, assign, bools, floats, ints
 from tailopt.engine.profile import EngineProfile, ShapeProfile
 from tailopt.engine.speculation import Speculation
-from tailopt.errors import InputError
+from tailopt.errors import InputError, shown
 from tailopt.trace import Trace
 
 SHARED_QUEUE = -1
@@ -73,7 +73,7 @@ class Engine:
             if value is None and what == "max_running":
                 continue
             if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= value < 2**31:
-                raise InputError(f"engine: {what}: expected a whole number from 1 on, got {value!r:.60}")
+                raise InputError(f"engine: {what}: expected a whole number from 1 on, got {shown(value)}")
             assign(self, **{what: int(value)})
         if self.gpus is not None:
             gpus = ints("engine: gpus", self.gpus, self.tp, minimum=0).tolist()
@@ -83,7 +83,7 @@ class Engine:
         if self.speculation is not None and not isinstance(self.speculation, Speculation):
             raise InputError("engine: speculation: expected a tailopt.engine.speculation.Speculation or None")
         if self.scheduling not in get_args(Scheduling):
-            raise InputError(f"engine: scheduling: expected fcfs or priority, got {self.scheduling!r:.60}")
+            raise InputError(f"engine: scheduling: expected fcfs or priority, got {shown(self.scheduling)}")
         assign(self, limits=_limits(self.limits))
 
     def limits_within(self, most: int) -> tuple[tuple[int, int], ...]:
@@ -334,7 +334,7 @@ class ReviewPoint:
     def __post_init__(self) -> None:
         least = {"unfinished": 1, "tokens": 1, "idle": 0, "time": 0}
         if self.when not in least:
-            raise InputError(f"review point: expected one of {', '.join(least)}, got {self.when!r:.60}")
+            raise InputError(f"review point: expected one of {', '.join(least)}, got {shown(self.when)}")
         value = float(floats("review point: value", [self.value], 1, minimum=least[self.when])[0])
         if self.when != "time" and value != int(value):
             raise InputError(f"review point: {self.when}: expected a whole number, got {value}")
@@ -395,7 +395,7 @@ class Plan:
         if not all(isinstance(point, ReviewPoint) for point in self.review):
             raise InputError("plan: review: expected each to be a tailopt.plan.ReviewPoint")
         if self.move not in get_args(Move):
-            raise InputError(f"plan: move: expected {', '.join(get_args(Move))}, got {self.move!r:.60}")
+            raise InputError(f"plan: move: expected {', '.join(get_args(Move))}, got {shown(self.move)}")
         if self.max_tokens is not None:
             limits = ints("plan: max_tokens", self.max_tokens, len(engine_of), minimum=1)
             assign(self, max_tokens=limits)
@@ -465,12 +465,12 @@ def _is_whole(value: Any) -> bool:
 def _limits(given: Any) -> tuple[tuple[int, int], ...]:
     what = "engine: limits: expected pairs of whole numbers from 1 on, finished rising, got"
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise InputError(f"{what} {given!r:.60}")
+        raise InputError(f"{what} {shown(given)}")
     before = 0
     for place, pair in enumerate(given):
         whole = isinstance(pair, Sequence) and len(pair) == 2 and all(_is_whole(value) for value in pair)
         if not whole or not before < pair[0] < 2**31 or not 1 <= pair[1] < 2**31:
-            raise InputError(f"{what} {pair!r:.60} as number {place}")
+            raise InputError(f"{what} {shown(pair)} as number {place}")
         before = pair[0]
     return tuple((int(finished), int(running)) for finished, running in given)
 

@@ -95,7 +95,18 @@ def test_a_plan_without_limits_is_written_without_them():
 
 
 @pytest.mark.parametrize(
-    "given", [((1,),), ((0, 1),), ((1, 0),), ((2, 1), (1, 1)), ((1, True),), "ab", 5, ((1, 2**31),)]
+    "given",
+    [
+        ((1,),),
+        ((0, 1),),
+        ((1, 0),),
+        ((2, 1), (1, 1)),
+        ((1, True),),
+        "ab",
+        5,
+        ((1, 2**31),),
+        ((1, 10**5000),),
+    ],
 )
 def test_limits_that_no_engine_can_have(given):
     with pytest.raises(

@@ -279,15 +279,20 @@ def _given_shape(
     problem: "Problem", method: str, time_limit_s: float | None, seed: int, show: bool
 ) -> "tuple[Certificate, bool]":
     """The certificate of a method, and whether Ctrl-C came first."""
+    from tailopt.oracle.bound_and_fill import FIRST_SHARE
     from tailopt.oracle.solve import solve
 
     found = None
     try:
         with interrupts(), spinner("first bounds", show=show) as tell:
-            found = solve(problem, method="staircase")
-            if method != "staircase":
+            first_s = (
+                time_limit_s if time_limit_s is None or method == "staircase" else FIRST_SHARE * time_limit_s
+            )
+            found = solve(problem, method="staircase", time_limit_s=first_s)
+            left_s = None if time_limit_s is None else time_limit_s - found.wall_s
+            if method != "staircase" and (left_s is None or left_s > 0):
                 tell(f"{method}: {_bracket(found.lower_s, found.upper_s)}")
-                found = solve(problem, method=method, time_limit_s=time_limit_s, seed=seed)
+                found = solve(problem, method=method, time_limit_s=left_s, seed=seed)
     except KeyboardInterrupt:
         if found is None:
             raise

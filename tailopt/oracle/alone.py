@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tailopt.arrays import Ints
 from tailopt.engine.decode_time import decode_time_s
 from tailopt.engine.step_time import Lines
 from tailopt.oracle.problem import Problem
@@ -48,13 +49,23 @@ def alone_bound(problem: Problem, units: Units) -> AloneBound | None:
     shapes = [fleet.profile.shape(tp) for tp in dict.fromkeys(engine.tp for engine in fleet.engines)]
     if not all(concave(shape.step_time.lines(max(map(len, units.members)))) for shape in shapes):
         return None
+    asked = np.arange(len(units.members)) if problem.atomic else _slow(units)
     alone_s = [
         min(
             float(decode_time_s(shape.step_time, trace.context_tokens[members], trace.output_tokens[members]))
             for shape in shapes
         )
-        for members in units.members
+        for members in (units.members[u] for u in asked)
     ]
-    with_prefill_s = np.array(alone_s) + units.prefill_s
+    with_prefill_s = np.array(alone_s) + units.prefill_s[asked]
     slowest = int(np.argmax(with_prefill_s))
-    return AloneBound(float(with_prefill_s[slowest]) * (1 - ROUNDING), int(units.members[slowest][0]))
+    return AloneBound(float(with_prefill_s[slowest]) * (1 - ROUNDING), int(units.members[asked[slowest]][0]))
+
+
+def _slow(units: Units) -> Ints:
+    """Requests by falling length, without those that read and compute no more than one before them."""
+    before = [
+        np.concatenate([[-1.0], np.maximum.accumulate(load)[:-1]])
+        for load in (units.context, units.prefill_s)
+    ]
+    return np.flatnonzero((units.context > before[0]) | (units.prefill_s > before[1]))

@@ -7,7 +7,7 @@ concurrency limits and preemption. The first, longest units first and each where
 limits which concurrency a better plan can reach (:func:`tailopt.oracle.minorant.reachable`).
 """
 
-import time
+from time import perf_counter as clock
 
 import numpy as np
 
@@ -29,20 +29,25 @@ KV_SHARES = (1.0, 0.97, 0.93, 0.88, 0.82, 0.75)
 """Shares of the KV cache that fillings count on; how full it can be kept depends on when requests end."""
 
 TOLERANCE = 1e-7  # relative width at which the bisection for a filling stops
+FIRST_SHARE = 0.1  # of a method's time limit, for the certificate that it begins with
 
 
 def staircase(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0) -> Certificate:
-    """A certificate within milliseconds; nothing is drawn, and there is nothing to cut short."""
-    started = time.perf_counter()
+    """A certificate within milliseconds, or seconds if there are thousands of requests; nothing is drawn.
+
+    A time limit cuts the fillings short: there is one plan and its bound in any case.
+    """
+    started = clock()
+    deadline_s = np.inf if time_limit_s is None else started + time_limit_s
     units = units_of(problem)
     plan = plan_of(problem, units, soonest(problem, units))
     run = simulate(problem.trace, problem.fleet, plan)
     bound = quick_bound(problem, units, run.makespan_s)
     shares = KV_SHARES if run.preemptions.any() else KV_SHARES[:1]
     for share in shares:
-        if status_of(bound.lower_s, run.makespan_s) == "optimal":
+        if status_of(bound.lower_s, run.makespan_s) == "optimal" or clock() > deadline_s:
             break
-        for engine_of_unit in _fillings(problem, units, bound.lower_s, share):
+        for engine_of_unit in _fillings(problem, units, bound.lower_s, share, deadline_s):
             other = simulate(problem.trace, problem.fleet, plan_of(problem, units, engine_of_unit))
             run = min(run, other, key=lambda found: found.makespan_s)
     return Certificate(
@@ -52,8 +57,13 @@ def staircase(problem: Problem, *, time_limit_s: float | None = None, seed: int 
         status=status_of(bound.lower_s, run.makespan_s),
         method="staircase bound and filling",
         bound_argument=bound,
-        wall_s=time.perf_counter() - started,
+        wall_s=clock() - started,
     )
+
+
+def first_certificate(problem: Problem, time_limit_s: float | None) -> Certificate:
+    """What a method with this time limit begins with."""
+    return staircase(problem, time_limit_s=None if time_limit_s is None else FIRST_SHARE * time_limit_s)
 
 
 def quick_bound(problem: Problem, units: Units, within_s: float) -> BoundArgument:
@@ -68,7 +78,9 @@ def quick_bound(problem: Problem, units: Units, within_s: float) -> BoundArgumen
     return max((bound for bound in bounds if bound is not None), key=lambda bound: bound.lower_s)
 
 
-def _fillings(problem: Problem, units: Units, lower_s: float, kv_share: float) -> list[Ints]:
+def _fillings(
+    problem: Problem, units: Units, lower_s: float, kv_share: float, deadline_s: float
+) -> list[Ints]:
     """``[u]`` engine of each unit in fillings that count on a share of the KV cache."""
     fleet = problem.fleet
     step_time = fleet.shape_of(0).step_time
@@ -86,9 +98,9 @@ def _fillings(problem: Problem, units: Units, lower_s: float, kv_share: float) -
                 TOLERANCE,
             )
         ]
-    found = [filling_by_bisection(problem, units, lower_s, TOLERANCE, kv_share)]
+    found = [filling_by_bisection(problem, units, lower_s, TOLERANCE, kv_share, deadline_s)]
     if all(isinstance(fleet.shape_of(e).step_time, Affine) for e in range(len(fleet.engines))):
-        in_order = mixed_filling(problem, units, lower_s, TOLERANCE, kv_share)
+        in_order = mixed_filling(problem, units, lower_s, TOLERANCE, kv_share, deadline_s)
         found += [] if in_order is None else [in_order]
     return found
 

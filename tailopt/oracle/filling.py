@@ -8,6 +8,8 @@ others' token-steps wait, with the context that they read, and run as soon as st
 leave slots and cache to spare.
 """
 
+from time import perf_counter as clock
+
 import numpy as np
 from numba import njit
 
@@ -26,7 +28,12 @@ def soonest(problem: Problem, units: Units) -> Ints:
 
 
 def filling_by_bisection(
-    problem: Problem, units: Units, lower_s: float, tolerance: float, kv_share: float
+    problem: Problem,
+    units: Units,
+    lower_s: float,
+    tolerance: float,
+    kv_share: float,
+    deadline_s: float = np.inf,
 ) -> Ints:
     """``[u]`` engines in the shortest filling that bisection on the makespan finds.
 
@@ -35,11 +42,12 @@ def filling_by_bisection(
         lower_s: no plan is done earlier.
         tolerance: relative width at which the bisection stops.
         kv_share: share of the KV cache that the filling counts on.
+        deadline_s: :func:`time.perf_counter` at which to stop.
     """
     filling = _Filling(problem, units, kv_share)
     best, high = filling.place(np.inf, SOONEST)
     low = min(lower_s, high)
-    while high - low > tolerance * high:
+    while high - low > tolerance * high and clock() <= deadline_s:
         middle = (low + high) / 2
         trial, done_s = filling.place(middle, FULLEST)
         if done_s == np.inf:

@@ -5,20 +5,20 @@ the engines that the simulator found slower than estimated are slower by as much
 the search at the best of them narrows what is open, in turn and with more effort each time.
 """
 
-from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter as clock
 
 import numpy as np
 
 from tailopt.arrays import Ints
-from tailopt.oracle.bound_and_fill import plan_of, staircase
+from tailopt.oracle.bound_and_fill import first_certificate, plan_of
 from tailopt.oracle.certificate import Certificate, status_of
 from tailopt.oracle.lagrangian import Ascent, Asked, PricedBound
 from tailopt.oracle.lagrangian_search import PricedSearch
 from tailopt.oracle.local_search import estimated_s, local_search
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.staircase import not_above
+from tailopt.oracle.stop import Stop
 from tailopt.oracle.units import units_of
 from tailopt.plan import Plan
 from tailopt.run import Run
@@ -34,11 +34,17 @@ PRICES_SHARE, MORE_SHARE = 0.4, 0.9  # of what is left of the time limit, for pr
 
 def lagrangian(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0) -> Certificate:
     """A certificate for any step time; without a time limit after a fixed amount of work."""
-    return refined(problem, staircase(problem), time_limit_s=time_limit_s, seed=seed)
+    first = first_certificate(problem, time_limit_s)
+    return refined(problem, first, time_limit_s=time_limit_s, seed=seed)
 
 
 def refined(
-    problem: Problem, certificate: Certificate, *, time_limit_s: float | None = None, seed: int = 0
+    problem: Problem,
+    certificate: Certificate,
+    *,
+    time_limit_s: float | None = None,
+    seed: int = 0,
+    stop: Stop | None = None,
 ) -> Certificate:
     """A certificate at hand with a better plan and a better bound, if they are found.
 
@@ -48,12 +54,13 @@ def refined(
         time_limit_s: seconds to spend at most, about; None for a fixed amount of work. Ctrl-C ends it too,
             and what was found is returned.
         seed: of the local search.
+        stop: told of Ctrl-C.
     """
     if certificate.status == "optimal":
         return certificate
     found = _Refined(problem, certificate, time_limit_s, seed)
-    with suppress(KeyboardInterrupt):
-        found.search_locally()
+    with stop or Stop() as stop:
+        found.search_locally(stop)
         found.price()
     return found.certificate()
 
@@ -82,11 +89,13 @@ class _Refined:
         """Whether nothing is open."""
         return status_of(self.lower_s, self.run.makespan_s) == "optimal"
 
-    def search_locally(self) -> None:
+    def search_locally(self, stop: Stop) -> None:
         """Rounds of local search, the simulator correcting its estimates."""
         slowdown = np.ones(len(self.problem.fleet.engines))
         latest = self.run
         for i, (share, slices) in enumerate(zip(SHARES, SLICES, strict=True)):
+            if clock() > self.deadline_s:
+                break
             here = self._engine_of_units(latest.plan)
             estimated = estimated_s(self.problem, self.units, here)
             slowdown = np.where(
@@ -101,11 +110,15 @@ class _Refined:
                 seed=self.seed + i,
                 slices=None if self.limited else slices,
                 slowdown=slowdown,
+                stop=stop,
             )
             latest = self._simulated(engine_of)
+            stop.check()
 
     def price(self) -> None:
         """Prices and search in turn."""
+        if clock() > self.deadline_s:
+            return
         upper_s = self.run.makespan_s
         here, first = (self._engine_of_units(plan) for plan in (self.run.plan, self.first.plan))
         asked = Asked(self.problem, self.units, here, upper_s, first)

@@ -21,7 +21,6 @@ level stays a share below the best makespan; when no better plan comes for a whi
 the best one and the share is halved.
 """
 
-from contextlib import suppress
 from time import perf_counter as clock
 
 import numpy as np
@@ -30,6 +29,7 @@ from numba import njit
 from tailopt.arrays import Bools, Floats, Ints
 from tailopt.oracle.filling import set_time_s
 from tailopt.oracle.problem import Problem
+from tailopt.oracle.stop import Stop
 from tailopt.oracle.units import Units, fits_on
 from tailopt.simulate.batch import shared_tokens
 from tailopt.simulate.line_table import line_table
@@ -55,6 +55,7 @@ def local_search(
     seed: int = 0,
     slices: int | None = None,
     slowdown: Floats | None = None,
+    stop: Stop | None = None,
 ) -> Ints:
     """``[u]`` engines of a plan that is no worse than ``engine_of`` by the engine times it goes by.
 
@@ -67,12 +68,13 @@ def local_search(
         slices: stop after this many slices of ``STEPS`` proposals, so that the result does not depend on the
             machine; None for no such limit.
         slowdown: ``[m]`` by how much each engine takes longer than estimated; None for not at all.
+        stop: told of Ctrl-C.
     """
     started = clock()
     search = _Search(problem, units, engine_of, seed, slowdown)
     best, best_s = search.engine_of.copy(), float(search.done_s.max())
     descent, stuck, done, cooling = DESCENT, 0, 0, True
-    with suppress(KeyboardInterrupt):
+    with stop or Stop():
         while best_s > lower_s * (1 + 1e-12):
             spent = max((clock() - started) / max(time_limit_s, 1e-9), done / slices if slices else 0.0)
             if spent >= 1:

@@ -28,7 +28,6 @@ schedule that was simulated. Other step times and groups that stay together are 
 """
 
 from bisect import bisect_right, insort
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -41,6 +40,7 @@ from tailopt.oracle.kinds import kinds_of
 from tailopt.oracle.mixed_ends_kernel import ENGINE, REQUEST, TERM, anneal, change, steps_left
 from tailopt.oracle.mixed_queues import Watch
 from tailopt.oracle.problem import Problem
+from tailopt.oracle.stop import Stop
 from tailopt.oracle.units import shared_prefill, too_large
 from tailopt.run import Run
 from tailopt.simulate.simulator import simulate
@@ -62,7 +62,15 @@ LESS, MORE = 2e-3, 1e-3  # by how much a cache is taken to be smaller or larger
 LATE = 1e-3  # of the makespan, by which an engine is late
 
 
-def ends_search(problem: Problem, run: Run, *, lower_s: float, deadline_s: float, seed: int) -> Run:
+def ends_search(
+    problem: Problem,
+    run: Run,
+    *,
+    lower_s: float,
+    deadline_s: float,
+    seed: int,
+    stop: Stop | None = None,
+) -> Run:
     """The best plan found, as simulated; at least ``run``, which it is if this does not apply.
 
     Args:
@@ -72,12 +80,13 @@ def ends_search(problem: Problem, run: Run, *, lower_s: float, deadline_s: float
         deadline_s: :func:`time.perf_counter` at which to stop, infinity for a fixed amount of work. So does
             Ctrl-C.
         seed: of the proposals.
+        stop: told of Ctrl-C.
     """
     if not applies(problem):
         return run
     target_s, random = run.makespan_s * (1 - FIRST_STEP), np.random.default_rng(seed)
     best, kept, watch = run, list[Admission | None](), Watch(deadline_s, ROUNDS)
-    with suppress(KeyboardInterrupt):
+    with stop or Stop():
         ends = Ends(problem, run)
         m = len(ends.engines)
         while (done := watch.done()) < 1 and best.makespan_s > lower_s * (1 + 1e-9):

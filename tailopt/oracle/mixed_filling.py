@@ -7,6 +7,7 @@ distinct order is tried, or a sample of them, each only as long as it can beat t
 """
 
 from collections.abc import Iterator, Sequence
+from time import perf_counter as clock
 
 import numpy as np
 from numba import njit
@@ -21,7 +22,12 @@ MOST_ORDERS = 64
 
 
 def mixed_filling(
-    problem: Problem, units: Units, lower_s: float, tolerance: float, kv_share: float
+    problem: Problem,
+    units: Units,
+    lower_s: float,
+    tolerance: float,
+    kv_share: float,
+    deadline_s: float = np.inf,
 ) -> Ints | None:
     """``[u]`` engines in the best filling over the orders of opening; None if some unit fits nowhere.
 
@@ -30,6 +36,7 @@ def mixed_filling(
         lower_s: no plan is done earlier.
         tolerance: relative width at which the bisection stops.
         kv_share: share of the KV cache that the filling counts on.
+        deadline_s: :func:`time.perf_counter` at which to stop.
     """
     kinds = kinds_of(problem.fleet)
     need = problem.trace.context_tokens + problem.trace.output_tokens - 1
@@ -38,6 +45,8 @@ def mixed_filling(
     trial, best = np.zeros(len(units.members), dtype=np.int64), None
     high = np.inf
     for order in orders_of([len(kind.engines) for kind in kinds], MOST_ORDERS):
+        if clock() > deadline_s:
+            break
         engines = _engines_in(order, kinds)
         affine, capacity = _numbers(order, kinds, kv_share)
         if fill_in_order(load, affine, capacity, high * (1 - tolerance), trial) == np.inf:
@@ -46,7 +55,7 @@ def mixed_filling(
         while True:
             best, high = engines[trial], _done_s(load, affine, capacity, trial)
             done_s = np.inf
-            while done_s == np.inf and high - low > tolerance * high:
+            while done_s == np.inf and high - low > tolerance * high and clock() <= deadline_s:
                 middle = (low + high) / 2
                 done_s = fill_in_order(load, affine, capacity, middle, trial)
                 if done_s == np.inf:

@@ -20,7 +20,6 @@ drawn anew each time, are annealed side by side; where there are few, two search
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter as clock
@@ -35,6 +34,7 @@ from tailopt.oracle.mixed_queues_told import anneal_told, told, told_seconds
 from tailopt.oracle.mixed_rows import Loads
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.side_by_side import side_by_side
+from tailopt.oracle.stop import Stop
 from tailopt.oracle.units import too_large
 from tailopt.plan import Plan
 from tailopt.run import Run
@@ -68,7 +68,15 @@ SHARES = (1.0, 0.99, 0.975, 0.95, 0.92, 0.88, 1.03, 1.1, 1.3)  # of the cache, f
 BLOCK_SHARE = 0.5  # of a block, that a request leaves empty
 
 
-def queue_search(problem: Problem, run: Run, *, lower_s: float, deadline_s: float, seed: int) -> Run:
+def queue_search(
+    problem: Problem,
+    run: Run,
+    *,
+    lower_s: float,
+    deadline_s: float,
+    seed: int,
+    stop: Stop | None = None,
+) -> Run:
     """The best plan found, as simulated; at least ``run``.
 
     Args:
@@ -78,11 +86,12 @@ def queue_search(problem: Problem, run: Run, *, lower_s: float, deadline_s: floa
         deadline_s: :func:`time.perf_counter` at which to stop, infinity for a fixed amount of work. So does
             Ctrl-C.
         seed: of the proposals.
+        stop: told of Ctrl-C.
     """
     randoms = np.random.default_rng(seed).spawn(SIDES if len(problem.fleet.engines) < MANY else 1)
     chains = [Queues(problem) for _ in randoms]
     best, watch = run, Watch(deadline_s, ROUNDS)
-    with suppress(KeyboardInterrupt):
+    with stop or Stop():
         for one in chains:
             one.take(run.plan)
         while (done := watch.done()) < 1 and best.makespan_s > lower_s * (1 + 1e-9):

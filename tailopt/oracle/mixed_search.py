@@ -11,7 +11,6 @@ with a large p, which is the makespan smoothed out, lead to another plan; its sc
 corrected, and so on, colder each time. The plan with the best schedules is simulated.
 """
 
-from contextlib import suppress
 from time import perf_counter as clock
 
 import numpy as np
@@ -23,6 +22,7 @@ from tailopt.oracle.kinds import kinds_of, terms_of
 from tailopt.oracle.mixed_queues import Queues
 from tailopt.oracle.mixed_rows import Limit, Loads, Row
 from tailopt.oracle.problem import Problem
+from tailopt.oracle.stop import Stop
 from tailopt.oracle.units import Units, too_large
 from tailopt.run import Run
 from tailopt.simulate.simulator import simulate
@@ -42,7 +42,14 @@ DAMPING = 0.5  # how far a factor follows
 
 
 def crowded_search(
-    problem: Problem, units: Units, run: Run, *, lower_s: float, deadline_s: float, seed: int
+    problem: Problem,
+    units: Units,
+    run: Run,
+    *,
+    lower_s: float,
+    deadline_s: float,
+    seed: int,
+    stop: Stop | None = None,
 ) -> Run:
     """The best plan found, as simulated; at least ``run``.
 
@@ -53,13 +60,14 @@ def crowded_search(
         deadline_s: :func:`time.perf_counter` at which to stop, infinity for a fixed amount of work. So does
             Ctrl-C.
         seed: of the proposals.
+        stop: told of Ctrl-C.
     """
     search, queues = _Model(problem, units, run.makespan_s), Queues(problem)
     random = np.random.default_rng(seed)
     engine_of = run.plan.engine_of[[members[0] for members in units.members]]
     best, stuck, heat = engine_of.copy(), 0, HEAT
     best_s = search.correct(engine_of, queues.take(plan_of(problem, units, engine_of)), 1.0)
-    with suppress(KeyboardInterrupt):
+    with stop or Stop():
         for _ in range(ROUNDS if deadline_s == np.inf else 2**31):
             if clock() > deadline_s or best_s <= lower_s * (1 + 1e-9):
                 break

@@ -10,15 +10,13 @@ Where requests have to wait it goes by their rows, set right by simulation
 engine and who ends with it (:mod:`tailopt.oracle.mixed_ends`).
 """
 
-from contextlib import suppress
-from dataclasses import replace
 from time import perf_counter as clock
 
 import numpy as np
 
 from tailopt.oracle.admission import Admission, admit, with_queues
 from tailopt.oracle.alone import concave
-from tailopt.oracle.bound_and_fill import plan_of, staircase
+from tailopt.oracle.bound_and_fill import first_certificate, plan_of
 from tailopt.oracle.certificate import Certificate, status_of
 from tailopt.oracle.local_search import local_search
 from tailopt.oracle.mixed_ends import applies, ends_search
@@ -27,6 +25,7 @@ from tailopt.oracle.mixed_priced import KindsAscent, PricedKindsBound
 from tailopt.oracle.mixed_queues import queue_search
 from tailopt.oracle.mixed_search import crowded_search
 from tailopt.oracle.problem import Problem
+from tailopt.oracle.stop import Stop
 from tailopt.oracle.units import Units, units_of
 from tailopt.run import Run
 from tailopt.simulate.simulator import simulate
@@ -44,6 +43,7 @@ def kinds(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0)
     """A certificate for any fleet; without a time limit after a fixed amount of work.
 
     >>> from tailopt.engine.catalogue import load_engine
+    >>> from tailopt.oracle.bound_and_fill import staircase
     >>> from tailopt.plan import Fleet
     >>> from tailopt.trace import Trace
     >>> fleet = Fleet.of(load_engine("h100-gpt-oss-120b-vllm"), "2xTP2+1xTP4")
@@ -51,7 +51,8 @@ def kinds(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0)
     >>> staircase(problem).gap > 0.1 > 0.04 > kinds(problem).gap
     True
     """
-    return refined_kinds(problem, staircase(problem), time_limit_s=time_limit_s, seed=seed)
+    first = first_certificate(problem, time_limit_s)
+    return refined_kinds(problem, first, time_limit_s=time_limit_s, seed=seed)
 
 
 def refined_kinds(
@@ -63,14 +64,14 @@ def refined_kinds(
         problem: what was asked.
         certificate: what is known.
         time_limit_s: seconds to spend at most, about, those of the certificate included; None for a fixed
-            amount of work.
+            amount of work. Ctrl-C ends it too, and what was found is returned.
         seed: of the searches.
     """
     if certificate.status == "optimal":
         return certificate
     proof = _begun(problem, certificate, time_limit_s, seed)
     proof.go_on(None if time_limit_s is None else proof.started + time_limit_s)
-    return with_limits(problem, proof.certificate())
+    return with_limits(problem, proof.certificate(), proof.stop)
 
 
 def begun(problem: Problem, *, time_limit_s: float, seed: int) -> "Proof | None":
@@ -80,7 +81,7 @@ def begun(problem: Problem, *, time_limit_s: float, seed: int) -> "Proof | None"
     """
     if problem.fleet.identical and not crowded(problem):
         return None
-    quick = staircase(problem)
+    quick = first_certificate(problem, time_limit_s)
     alone = problem.fleet.identical and not waits(problem, simulate(problem.trace, problem.fleet, quick.plan))
     if alone or quick.status == "optimal":
         return None
@@ -89,9 +90,9 @@ def begun(problem: Problem, *, time_limit_s: float, seed: int) -> "Proof | None"
 
 def _begun(problem: Problem, certificate: Certificate, time_limit_s: float | None, seed: int) -> "Proof":
     started, units = clock() - certificate.wall_s, units_of(problem)
-    limit_s = np.inf if time_limit_s is None else time_limit_s
-    run, dealt, how = _better_plan(problem, units, certificate, limit_s, seed)
-    return Proof(problem, units, certificate, [run, dealt], how, started, seed)
+    limit_s, stop = np.inf if time_limit_s is None else time_limit_s, Stop()
+    run, dealt, how = _better_plan(problem, units, certificate, limit_s, seed, stop)
+    return Proof(problem, units, certificate, [run, dealt], how, started, seed, stop)
 
 
 class Proof:
@@ -103,6 +104,7 @@ class Proof:
         upper_s: makespan of a plan, maybe on other engines: bounds above it are worth nothing.
         started: when all began, by :func:`time.perf_counter`.
         ended: whether there is nothing more to try.
+        stop: knows of Ctrl-C, after which nothing goes on.
     """
 
     def __init__(
@@ -114,10 +116,11 @@ class Proof:
         how: str,
         started: float,
         seed: int,
+        stop: Stop,
     ) -> None:
         self.problem, self.units, self.first, self.runs = problem, units, first, runs
         self.run, self.lower_s, self.upper_s = runs[0], first.lower_s, runs[0].makespan_s
-        self.started, self.seed, self.ended = started, seed, False
+        self.started, self.seed, self.ended, self.stop = started, seed, False, stop
         self.bound: PricedKindsBound | None = None
         self._methods = [first.method, how]
         self._ascent: KindsAscent | None = None
@@ -137,12 +140,13 @@ class Proof:
             within_s: makespan of a plan on any engines.
         """
         self.upper_s = min(self.upper_s, within_s)
-        with suppress(KeyboardInterrupt):
-            if self._ascent is None:
+        with self.stop:
+            self.stop.check()
+            if self._ascent is None and (deadline_s is None or clock() <= deadline_s):
                 self._start(np.inf if deadline_s is None else deadline_s)
-            while not (self.ended or self.optimal):
+            while not (self.ended or self.optimal or (deadline_s is not None and clock() > deadline_s)):
                 self._round(deadline_s)
-                if deadline_s is None or clock() > deadline_s:
+                if deadline_s is None:
                     break
         self._take_prices()
 
@@ -206,9 +210,9 @@ class Proof:
             self._raise_to(self._ascent.best.argument(self._ascent.best_s))
 
     def _raise_to(self, bound: PricedKindsBound) -> None:
+        """The argument stays as it is: what refutes its bound need not refute a lower one."""
         if bound.lower_s > self.lower_s:
-            self.bound = replace(bound, lower_s=min(bound.lower_s, self.upper_s))
-            self.lower_s = self.bound.lower_s
+            self.bound, self.lower_s = bound, min(bound.lower_s, self.upper_s)
             self._methods += [] if "prices on kinds" in self._methods else ["prices on kinds"]
 
 
@@ -245,15 +249,15 @@ def caches_fill(problem: Problem, run: Run) -> bool:
 
 
 def _better_plan(
-    problem: Problem, units: Units, certificate: Certificate, limit_s: float, seed: int
+    problem: Problem, units: Units, certificate: Certificate, limit_s: float, seed: int, stop: Stop
 ) -> tuple[Run, Run, str]:
     """The best plan found, one dealt by the inequalities of the bound, and how they were found.
 
-    Each search ends at Ctrl-C with what it has; between them, the plan of the one before is kept.
+    At Ctrl-C a search ends with what it has; between two of them, the plan of the one before is kept.
     """
     run, lower_s = simulate(problem.trace, problem.fleet, certificate.plan), certificate.lower_s
     dealt, how = run, "local search"
-    with suppress(KeyboardInterrupt):
+    with stop:
         engine_of = local_search(
             problem,
             units,
@@ -262,39 +266,45 @@ def _better_plan(
             time_limit_s=SEARCH_SHARE * limit_s,
             seed=seed,
             slices=SLICES if limit_s == np.inf else None,
+            stop=stop,
         )
         other = simulate(problem.trace, problem.fleet, plan_of(problem, units, engine_of))
         run = dealt = min(run, other, key=lambda one: one.makespan_s)
+        stop.check()
         if not waits(problem, run):
             return run, dealt, how
         deadline_s = clock() + CROWDED_SHARE * limit_s
-        dealt = crowded_search(problem, units, run, lower_s=lower_s, deadline_s=deadline_s, seed=seed)
+        dealt = crowded_search(
+            problem, units, run, lower_s=lower_s, deadline_s=deadline_s, seed=seed, stop=stop
+        )
         run, how = dealt, "queue search" + (", ends" if applies(problem) else "")
+        stop.check()
         now_s, part = clock(), 1 - ENDS_SHARE if applies(problem) else 1.0
         share = QUEUES_SHARE if caches_fill(problem, run) else SLOTS_SHARE
         deadline_s, ends_s = now_s + part * share * limit_s, now_s + share * limit_s
-        run = queue_search(problem, dealt, lower_s=lower_s, deadline_s=deadline_s, seed=seed)
-        run = ends_search(problem, run, lower_s=lower_s, deadline_s=ends_s, seed=seed)
+        run = queue_search(problem, dealt, lower_s=lower_s, deadline_s=deadline_s, seed=seed, stop=stop)
+        stop.check()
+        run = ends_search(problem, run, lower_s=lower_s, deadline_s=ends_s, seed=seed, stop=stop)
     return run, dealt, how
 
 
-def with_limits(problem: Problem, certificate: Certificate) -> Certificate:
+def with_limits(problem: Problem, certificate: Certificate, stop: Stop) -> Certificate:
     """A certificate whose plan runs fewer requests together where that is faster, as it can be if a step time
-    is convex in their number."""
+    is convex in their number; as it is after Ctrl-C."""
     fleet, n = problem.fleet, problem.trace.n_requests
     lines = [
         fleet.shape_of(e).step_time.lines(min(fleet.max_running(e), n)) for e in range(len(fleet.engines))
     ]
-    if certificate.status == "optimal" or all(map(concave, lines)):
+    if certificate.status == "optimal" or stop.came or all(map(concave, lines)):
         return certificate
     started, run = clock() - certificate.wall_s, simulate(problem.trace, fleet, certificate.plan)
-    other = admitted(problem, run, lower_s=certificate.lower_s)
+    other = admitted(problem, run, lower_s=certificate.lower_s, stop=stop)
     return certificate.improved(
         certificate.bound_argument, other, certificate.method, started, certificate.seed
     )
 
 
-def admitted(problem: Problem, run: Run, *, lower_s: float) -> Run:
+def admitted(problem: Problem, run: Run, *, lower_s: float, stop: Stop | None = None) -> Run:
     """The same dealing with better limits: the engine done last gets a better one until that fails."""
     queues: list[Admission | None] = []
     for e, engine in enumerate(run.plan.engines):
@@ -302,7 +312,7 @@ def admitted(problem: Problem, run: Run, *, lower_s: float) -> Run:
         seconds = float(run.finish_s[run.engine == e].max()) if len(mine) else 0.0
         queues.append(Admission(mine, engine.max_running, seconds, engine.limits) if len(mine) else None)
     tried: set[int] = set()
-    with suppress(KeyboardInterrupt):
+    with stop or Stop():
         while True:
             e = max(range(len(queues)), key=lambda e: 0.0 if (q := queues[e]) is None else q.seconds)
             now = queues[e]

@@ -46,9 +46,9 @@ import numpy as np
 
 from tailopt.arrays import Ints
 from tailopt.engine.step_time import Affine
-from tailopt.oracle.bound_and_fill import plan_of, staircase
+from tailopt.oracle.bound_and_fill import first_certificate, plan_of
 from tailopt.oracle.certificate import OPTIMAL_GAP, Certificate, status_of
-from tailopt.oracle.lagrangian_solve import lagrangian
+from tailopt.oracle.lagrangian_solve import refined
 from tailopt.oracle.minorant import minorants
 from tailopt.oracle.mixed_solve import crowded, kinds, refined_kinds, waits, with_limits
 from tailopt.oracle.problem import Problem
@@ -64,6 +64,7 @@ from tailopt.oracle.staircase import (
     rounding,
     staircase_bound,
 )
+from tailopt.oracle.stop import Stop
 from tailopt.oracle.units import Units, lines_of, units_of
 from tailopt.plan import Plan
 from tailopt.simulate.simulator import simulate
@@ -96,6 +97,7 @@ def search(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0
         seed: nothing is drawn.
 
     >>> from tailopt.engine.catalogue import load_engine
+    >>> from tailopt.oracle.bound_and_fill import staircase
     >>> from tailopt.plan import Fleet
     >>> from tailopt.trace import Trace
     >>> fleet = Fleet.of(load_engine("h200-llama-3.1-70b-fp8-vllm"), "2xTP1")
@@ -108,14 +110,16 @@ def search(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0
     tau = fleet.shape_of(0).step_time
     if not fleet.identical:
         return kinds(problem, time_limit_s=time_limit_s, seed=seed)
-    if crowded(problem):
-        quick = staircase(problem)
-        if waits(problem, simulate(problem.trace, fleet, quick.plan)):
+    if crowded(problem) or not isinstance(tau, Affine):
+        quick = first_certificate(problem, time_limit_s)
+        if crowded(problem) and waits(problem, simulate(problem.trace, fleet, quick.plan)):
             return refined_kinds(problem, quick, time_limit_s=time_limit_s, seed=seed)
-    if not isinstance(tau, Affine):
-        return with_limits(problem, lagrangian(problem, time_limit_s=time_limit_s, seed=seed))
+        if not isinstance(tau, Affine):
+            stop = Stop()
+            found = refined(problem, quick, time_limit_s=time_limit_s, seed=seed, stop=stop)
+            return with_limits(problem, found, stop)
     units = units_of(problem)
-    first, terms = _first(problem, units, tau, started)
+    first, terms = _first(problem, units, tau, started, time_limit_s)
     if first.gap <= CLOSE or _done_s(units, terms, first.plan) <= first.lower_s * (1 + CLOSE):
         return first  # what is open then is what the terms do not see: preemption, the order of prefill
     items = items_of(units, terms, first.upper_s)
@@ -140,7 +144,9 @@ def search(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0
     return first.improved(bound, run, METHOD, started, seed)
 
 
-def _first(problem: Problem, units: Units, tau: Affine, started: float) -> tuple[Certificate, StaircaseBound]:
+def _first(
+    problem: Problem, units: Units, tau: Affine, started: float, time_limit_s: float | None
+) -> tuple[Certificate, StaircaseBound]:
     """A certificate to start from, and the staircase bound with the terms that the search refutes.
 
     Where slots and cache do not bind, the step time itself gives the terms, no other quick bound is higher,
@@ -157,7 +163,7 @@ def _first(problem: Problem, units: Units, tau: Affine, started: float) -> tuple
     own_s = refuted_makespan(longest, weight_s, own.a_s, len(fleet.engines))
     own_s *= 1 - rounding(len(longest))
     if own_s < terms.lower_s * (1 - ROUNDING):
-        first = staircase(problem)
+        first = first_certificate(problem, time_limit_s)
         return first, replace(terms, within_s=first.upper_s)
     engine_of = best_filling(
         longest, tokens, context, units.prefill_s, np.array([tau.a_s, tau.b_s, tau.c_s]),

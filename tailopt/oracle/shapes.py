@@ -327,7 +327,9 @@ class _Search:
             return solve(problem, time_limit_s=max(slice_s, LEAST_SLICE_S), seed=seed)
         self.proofs[place] = proof
         proof.go_on(started + slice_s, self.upper_s)
-        return replace(with_limits(problem, proof.certificate()), wall_s=time.perf_counter() - started)
+        return replace(
+            with_limits(problem, proof.certificate(), proof.stop), wall_s=time.perf_counter() - started
+        )
 
     def found(self) -> ShapesCertificate:
         """What is known by now."""
