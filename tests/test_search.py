@@ -214,7 +214,7 @@ def test_groups_are_solved(trace: Trace, terms: tuple[float, float, float], engi
     assert bracketed(problem, orders=False).gap <= search.CLOSE * 2
 
 
-@settings(max_examples=2 * EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_crowded_engines_are_bracketed(data: st.DataObject) -> None:
     """Small caches and few slots, every order and every limit tried."""

@@ -81,6 +81,7 @@ EFFORT = 2**18
 
 FIRST_STATES = 2**13  # of a trial in the first round; four times as many in each that follows
 FIRST_PACE = 2e5  # states a second, until it is known
+SURE = 0.7  # of the time left, for a trial at the pace so far: it may be slower
 PROBES = 8  # trials given up in one round
 TABLE = 2**22  # numbers in the table of states seen (32 MiB)
 COMPLETED_UNITS = 2**16  # units placed in all completions of one trial
@@ -137,9 +138,9 @@ def search(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0
     plans = [
         plan_of(problem, units, engine_of) for engine_of in (bracket.plans[-1:] if exact else bracket.plans)
     ]
-    runs = [simulate(problem.trace, fleet, plan) for plan in [first.plan, *plans]]
+    runs = [simulate(problem.trace, fleet, plan) for plan in plans or [first.plan]]
     run = min(runs, key=lambda one: one.makespan_s)
-    refuted_s = not_above(bracket.refuted_s * (1 - ROUNDING), run.makespan_s)
+    refuted_s = not_above(bracket.refuted_s * (1 - ROUNDING), min(first.upper_s, run.makespan_s))
     bound = SearchBound(refuted_s, terms, items.tick_s, bracket.refuted_in)
     return first.improved(bound, run, METHOD, started, seed)
 
@@ -263,7 +264,7 @@ class _Bracket:
         """States that there is time for, at the pace so far."""
         left_s = self.deadline - time.perf_counter()
         pace = self.states / self.spent_s if self.states else FIRST_PACE
-        return int(min(self.effort - self.states, max(0.0, left_s) * pace))
+        return int(min(self.effort - self.states, SURE * max(0.0, left_s) * pace))
 
     def _try(self, rooms: Ints, most_states: int, seen: Ints, trial: int) -> bool:
         """Refute the makespans with such rooms, or find a plan that fits into them; False if neither."""
