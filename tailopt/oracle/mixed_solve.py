@@ -256,7 +256,7 @@ def _better_plan(
     At Ctrl-C a search ends with what it has; between two of them, the plan of the one before is kept.
     """
     run, lower_s = simulate(problem.trace, problem.fleet, certificate.plan), certificate.lower_s
-    dealt, how = run, "local search"
+    dealt, how, end_s = run, "local search", clock() - certificate.wall_s + limit_s
     with stop:
         engine_of = local_search(
             problem,
@@ -271,7 +271,7 @@ def _better_plan(
         other = simulate(problem.trace, problem.fleet, plan_of(problem, units, engine_of))
         run = dealt = min(run, other, key=lambda one: one.makespan_s)
         stop.check()
-        if not waits(problem, run):
+        if clock() > end_s or not waits(problem, run):
             return run, dealt, how
         deadline_s = clock() + CROWDED_SHARE * limit_s
         dealt = crowded_search(
@@ -279,9 +279,12 @@ def _better_plan(
         )
         run, how = dealt, "queue search" + (", ends" if applies(problem) else "")
         stop.check()
+        if clock() > end_s:
+            return run, dealt, how
         now_s, part = clock(), 1 - ENDS_SHARE if applies(problem) else 1.0
         share = QUEUES_SHARE if caches_fill(problem, run) else SLOTS_SHARE
-        deadline_s, ends_s = now_s + part * share * limit_s, now_s + share * limit_s
+        ends_s = min(end_s, now_s + share * limit_s)
+        deadline_s = now_s + part * (ends_s - now_s)
         run = queue_search(problem, dealt, lower_s=lower_s, deadline_s=deadline_s, seed=seed, stop=stop)
         stop.check()
         run = ends_search(problem, run, lower_s=lower_s, deadline_s=ends_s, seed=seed, stop=stop)
