@@ -102,7 +102,7 @@ def test_requests_and_groups_on_concave_shapes(trace: Trace, fleet: Fleet, atomi
     hold(Problem(trace, fleet, atomic), QUICK, orders=False, exact=EXACT)
 
 
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES // 2)
 @given(any_problem())
 def test_anything_with_limits_and_orders(problem: Problem) -> None:
     hold(problem, QUICK, orders=True)
