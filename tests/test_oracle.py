@@ -14,14 +14,17 @@ from strategies import (
     fleet_of,
     fleets,
     plans,
+    profile,
     step_times,
     traces,
 )
 
 from tailopt.engine.catalogue import load_engine
+from tailopt.engine.decode_time import decode_time_s
+from tailopt.engine.profile import ShapeProfile
 from tailopt.engine.step_time import Affine, MaxAffine, Power, StepTime
 from tailopt.errors import InputError
-from tailopt.oracle.alone import concave
+from tailopt.oracle.alone import alone_bound, concave
 from tailopt.oracle.any_bound import admissible, dual_bound_s, lower_any_s
 from tailopt.oracle.brute import brute_force
 from tailopt.oracle.certificate import Certificate
@@ -30,6 +33,7 @@ from tailopt.oracle.minorant import minorants
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.solve import solve
 from tailopt.oracle.staircase import StaircaseBound, refuted_makespan
+from tailopt.oracle.units import units_of
 from tailopt.plan import Engine, Fleet, Plan
 from tailopt.simulate import simulate
 from tailopt.trace import Trace
@@ -98,6 +102,21 @@ def test_no_plan_beats_the_bounds(data: st.DataObject) -> None:
     certificate = solve(Problem(trace, fleet, plan.atomic))
     assert certificate.lower_s <= makespan_s * SLACK
     check(certificate, Problem(trace, fleet, plan.atomic))
+
+
+@given(traces(most_groups=8, longest=9, prompts=60), concave_step_times(), st.sampled_from([4.0, 1e300]))
+def test_the_slowest_request_alone_is_found(trace: Trace, tau: StepTime, prefill_tokens_per_s: float) -> None:
+    """Each is timed, also those that are shorter and read less than another one."""
+    shape = ShapeProfile(1, tau, prefill_tokens_per_s, 10**6, 1000, block_tokens=16, prefix_caching=True)
+    problem = Problem(trace, Fleet(profile(shape), (Engine(1),), 1))
+    units = units_of(problem)
+    alone_s = [
+        float(decode_time_s(tau, trace.context_tokens[members], trace.output_tokens[members])) + prefill_s
+        for members, prefill_s in zip(units.members, units.prefill_s, strict=True)
+    ]
+    bound = alone_bound(problem, units)
+    assert bound is not None
+    assert bound.lower_s == pytest.approx(max(alone_s), rel=1e-10)
 
 
 @given(
