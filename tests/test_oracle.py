@@ -80,7 +80,7 @@ def test_concave_engines(trace: Trace, tau: StepTime, engines: int, atomic: bool
     bracketed(Problem(trace, fleet_of(tau, engines), atomic), orders=False)
 
 
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES // 2)
 @given(st.data())
 def test_any_engines_with_limits_and_orders(data: st.DataObject) -> None:
     """Any step time, mixed shapes, small caches and few slots, every order and every limit tried."""
