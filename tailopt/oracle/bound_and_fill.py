@@ -29,7 +29,7 @@ KV_SHARES = (1.0, 0.97, 0.93, 0.88, 0.82, 0.75)
 """Shares of the KV cache that fillings count on; how full it can be kept depends on when requests end."""
 
 TOLERANCE = 1e-7  # relative width at which the bisection for a filling stops
-FIRST_SHARE = 0.1  # of a method's time limit, for the certificate that it begins with
+FIRST_SHARE = 0.5  # of a method's time limit, for the certificate that it begins with, if it takes so long
 
 
 def staircase(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0) -> Certificate:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tailopt.oracle.bound_and_fill import first_certificate, plan_of
+from tailopt.oracle.bound_and_fill import plan_of, staircase
 from tailopt.oracle.certificate import Certificate
 from tailopt.oracle.integer_model import Formulation, write_model
 from tailopt.oracle.problem import Problem
@@ -44,7 +44,7 @@ def cpsat(
     """
     started = time.perf_counter()
     cp_model = ortools("sat.python.cp_model")
-    first = first_certificate(problem, time_limit_s)
+    first = staircase(problem)
     question = Question.of(problem, first, BITS + len(first.plan.order).bit_length())
     modeler = _Modeler(cp_model)
     variables = write_model(modeler, question.model, question.engine_of_unit, formulation)

@@ -29,7 +29,7 @@ from tailopt.arrays import Bools, Floats, Ints
 from tailopt.engine.decode_time import decode_time_s, engine_time_s
 from tailopt.errors import InputError
 from tailopt.oracle.alone import concave
-from tailopt.oracle.bound_and_fill import first_certificate, plan_of
+from tailopt.oracle.bound_and_fill import plan_of, staircase
 from tailopt.oracle.certificate import Certificate
 from tailopt.oracle.kinds import Kind, KindTerms, fits_at_once, kinds_of, terms_of
 from tailopt.oracle.partition import PartitionBound
@@ -63,7 +63,7 @@ def dp(problem: Problem, *, time_limit_s: float | None = None, seed: int = 0) ->
     units = units_of(problem)
     if len(units.members) > MOST_UNITS:
         raise InputError(f"method dp: {len(units.members)} units, expected at most {MOST_UNITS}")
-    first = first_certificate(problem, time_limit_s)
+    first = staircase(problem)
     kinds = kinds_of(problem.fleet)
     kind_of = np.empty(len(problem.fleet.engines), dtype=np.int64)
     for k, kind in enumerate(kinds):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from tailopt.oracle.bound_and_fill import first_certificate, plan_of
+from tailopt.oracle.bound_and_fill import plan_of, staircase
 from tailopt.oracle.certificate import Certificate
 from tailopt.oracle.integer_model import Formulation, write_model
 from tailopt.oracle.problem import Problem
@@ -43,7 +43,7 @@ def _solved(
     started = time.perf_counter()
     mathopt = ortools("math_opt.python.mathopt")
     solver = {"HiGHS": mathopt.SolverType.HIGHS, "SCIP": mathopt.SolverType.GSCIP}[name]
-    first = first_certificate(problem, time_limit_s)
+    first = staircase(problem)
     question = Question.of(problem, first, BITS)
     modeler = _Modeler(mathopt)
     variables = write_model(modeler, question.model, question.engine_of_unit, formulation)
