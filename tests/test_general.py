@@ -484,11 +484,11 @@ def test_pieces_that_differ_in_context_are_mixed() -> None:
     check(solve(kinked, method="lagrangian"), kinked)
 
 
-def searched(problem: Problem, iterations: int = 6) -> tuple[PricedSearch, float]:
+def searched(problem: Problem, iterations: int = 6, spare_s: float = 0.0) -> tuple[PricedSearch, float]:
     """The search at prices after a few steps, and the makespan of the plan that they started from."""
     units, certificate = units_of(problem), staircase(problem)
     engine_of = certificate.plan.engine_of[[members[0] for members in units.members]]
-    ascent = Ascent(Asked(problem, units, engine_of, certificate.upper_s))
+    ascent = Ascent(Asked(problem, units, engine_of, certificate.upper_s, spare_s=spare_s))
     ascent.climb(iterations)
     assert ascent.best is not None
     return PricedSearch(ascent.best), certificate.upper_s
@@ -498,13 +498,14 @@ def searched(problem: Problem, iterations: int = 6) -> tuple[PricedSearch, float
 @given(
     traces(most_groups=5, most_samples=2, longest=9, prompts=6),
     concave_step_times(), st.integers(1, 3), st.booleans(), st.floats(0.5, 1.0),
+    st.sampled_from([0.0, 1e-3, 1.0, 1e9]),
 )  # fmt: skip
 def test_search_refutes_what_no_plan_attains(
-    trace: Trace, tau: StepTime, engines: int, atomic: bool, share: float
+    trace: Trace, tau: StepTime, engines: int, atomic: bool, share: float, spare_s: float
 ) -> None:
     assume(trace.n_requests <= 6)
     problem = Problem(trace, fleet_of(tau, engines), atomic)
-    search, upper_s = searched(problem)
+    search, upper_s = searched(problem, spare_s=spare_s)
     optimum_s, _ = brute_force(problem, orders=False)
     for trial_s in (share * upper_s, optimum_s * (1 - 1e-7), optimum_s * (1 + 1e-7)):
         outcome, states, places, engine_of = search.explore(trial_s, 10_000)
@@ -515,7 +516,7 @@ def test_search_refutes_what_no_plan_attains(
             assert check_priced(bound, problem) == (Fraction(trial_s), "prices and search")
         else:
             plan = plan_of(problem, units_of(problem), engine_of)
-            assert search.asked.seconds_of(engine_of) <= trial_s * SLACK
+            assert search.asked.seconds_of(engine_of) <= trial_s * SLACK + spare_s * engines
             assert simulate(trace, problem.fleet, plan).makespan_s >= optimum_s / SLACK
 
 

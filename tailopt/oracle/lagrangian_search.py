@@ -12,7 +12,8 @@ the unplaced requests i, i+1, ... are worth to an engine that holds r and has th
 at most: rows of the same dynamic program. If the prices placed, those :math:`F_i` of the engines open, and
 what new engines led by unplaced units collect do not pay for everything, no plan done by T begins that way.
 When no beginning is left, T is refuted; a beginning that is a whole plan is a better plan. Mostly some dozens
-of beginnings, of some dozens of requests, decide.
+of beginnings, of some dozens of requests, decide. Equal requests, and engines that are equal so far, are not
+told apart (:mod:`tailopt.oracle.lagrangian_alike`).
 
 Trials go first to the plan at hand, within rounding: if that is refuted it is optimal. Then half-way to the
 bound if a plan was found (by the minorants: the engines may be slower than these), much closer to it if the
@@ -29,6 +30,7 @@ import numpy as np
 from tailopt.arrays import Floats, Ints
 from tailopt.oracle.certificate import OPTIMAL_GAP
 from tailopt.oracle.lagrangian import MARGIN, Priced
+from tailopt.oracle.lagrangian_alike import one_before
 from tailopt.oracle.lagrangian_search_kernel import (
     BLOCK,
     FOUND,
@@ -75,6 +77,7 @@ class PricedSearch:
     def __init__(self, priced: Priced) -> None:
         asked = priced.asked
         self.priced, self.asked, self.pace = priced, asked, FIRST_PACE
+        self.before = one_before(asked.alike)
         row_bytes = 8 * len(priced.multipliers) * (asked.classes + 1)
         n, ranks = len(asked.length), asked.cost_s.shape[2]
         self.start = row_starts(n, ranks, WHOLE_BYTES // row_bytes)
@@ -102,7 +105,7 @@ class PricedSearch:
         asked, priced = self.asked, self.priced
         engine_of = np.zeros(len(asked.first), dtype=np.int64)
         outcome, states, places = explore(
-            asked.cost_s, asked.unit, priced.prices, priced.prefix, value, priced.multipliers,
+            asked.cost_s, asked.unit, self.before, priced.prices, priced.prefix, value, priced.multipliers,
             self.start, self.rest, self.high, asked.engines, makespan_s, MARGIN * float(priced.prefix[-1]),
             most_states, engine_of,
         )  # fmt: skip

@@ -134,6 +134,7 @@ def collectable(
 def explore(
     cost_s: Floats,
     unit: Ints,
+    before: Ints,
     price: Floats,
     prefix: Floats,
     value: Floats,
@@ -154,6 +155,7 @@ def explore(
             placed at most.
         high: of :func:`highest`.
         unit: ``[n]`` unit of each request; units come in order of their first request.
+        before: ``[n]`` one before that is equal to each, or -1; equal ones are units of their own.
         prefix: ``[u + 1]`` sums of the units' prices.
         value: ``[u]`` what an engine led by each unit collects.
         engines: how many.
@@ -199,6 +201,10 @@ def explore(
             for e in range(min(opened[i] + 1, engines) if first else engines):
                 if not first and e != engine_of[unit[i]]:
                     continue
+                if before[i] >= 0 and e < engine_of[unit[before[i]]]:
+                    continue
+                if n == len(value) and e < opened[i] and as_before(held[i], load_s[i], e):
+                    continue
                 column, fits = min(held[i, e], ranks - 1), True
                 for q in range(minorants):
                     if load_s[i, e, q] + cost_s[q, i, column] > makespan_s * (1 + 1e-12):
@@ -235,6 +241,15 @@ def explore(
         i, fresh = i + 1, True
         deepest = max(deepest, i)
     return REFUTED, states, deepest + 1
+
+
+@njit(cache=True)
+def as_before(held: Ints, load_s: Floats, e: int, first: int = 0) -> bool:
+    """Whether an engine before engine e, from ``first`` on, holds as many and is equally late."""
+    found = False
+    for g in range(first, e):
+        found |= held[g] == held[e] and (load_s[g] == load_s[e]).all()
+    return found
 
 
 @njit(cache=True)

@@ -28,7 +28,8 @@ SLICES = (12, 6, 6)  # of the rounds of local search, if there is no time limit
 SHARES = (0.1, 0.1, 0.1)  # of the time limit
 ROUNDS, MOST_ROUNDS = 1, 40  # of prices and search, without a time limit and with one
 ITERATIONS, MORE_ITERATIONS = 16, 3  # of the prices in the first round; so many times more in the next
-STATES, MORE_STATES = 2**15, 4  # until a trial is given up in the first round; so many times more in the next
+STATES, MORE_STATES = 2**17, 4  # until a trial is given up in the first round; so many times more in the next
+SPARE = 0.01  # of what is open, that counting requests as equal may cost
 PRICES_SHARE, MORE_SHARE = 0.4, 0.9  # of what is left of the time limit, for prices; after a search in vain
 
 
@@ -108,7 +109,7 @@ class _Refined:
         """Prices and search in turn."""
         upper_s = self.run.makespan_s
         here, first = (self._engine_of_units(plan) for plan in (self.run.plan, self.first.plan))
-        asked = Asked(self.problem, self.units, here, upper_s, first)
+        asked = Asked(self.problem, self.units, here, upper_s, first, SPARE * (upper_s - self.lower_s))
         ascent = Ascent(asked)
         iterations, states = ITERATIONS, STATES
         search, searched_at, share, given_up_s = None, 0.0, PRICES_SHARE, np.inf
