@@ -161,7 +161,7 @@ class PricedSearch:
                 searched.lower_s, searched.places, searched.states = trial_s, places, states
                 further_s = trial_s + FURTHER * (trial_s - lower_s)
                 lower_s, middle_s = trial_s, (trial_s + upper_s) / 2
-                trial_s = min(last_s, further_s) if upper_s >= last_s else min(middle_s, further_s)
+                trial_s = min(last_s if upper_s > last_s else middle_s, further_s)
             else:
                 searched.given_up_s = upper_s = trial_s
                 trial_s = next_s

@@ -141,7 +141,7 @@ class PlacesSearch:
                 searched.lower_s, searched.places, searched.states = trial_s, places, states
                 further_s = trial_s + FURTHER * (trial_s - lower_s)
                 lower_s, middle_s = trial_s, (trial_s + upper_s) / 2
-                trial_s = min(last_s if upper_s >= last_s else middle_s, further_s)
+                trial_s = min(last_s if upper_s > last_s else middle_s, further_s)
             else:
                 searched.full |= states <= allowed
                 upper_s, given_up = trial_s, given_up + 1
