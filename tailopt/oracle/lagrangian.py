@@ -374,6 +374,19 @@ class Asked:
         """Makespan of a plan by the minorants."""
         return float(self._seconds_by_all(engine_of_unit[self.unit]).max())
 
+    def completed(self, engine_of_unit: Ints) -> Ints:
+        """A beginning (-1: unit not placed) as a plan: the next request where it is done first."""
+        engine_of = engine_of_unit.copy()
+        held, load_s = np.zeros(self.engines, np.int64), np.zeros((len(self.minorants), self.engines))
+        for i, unit in enumerate(self.unit):
+            then_s = load_s + self.cost_s[:, i, np.minimum(held, self.cost_s.shape[2] - 1)]
+            if engine_of[unit] < 0:
+                engine_of[unit] = then_s.max(axis=0).argmin()
+            e = engine_of[unit]
+            load_s[:, e] = then_s[:, e]
+            held[e] += 1
+        return engine_of
+
     def _seconds_in_plan(self, minorants: Sequence[Minorant], engine_of: Ints) -> Floats:
         """``[m, minorants]`` seconds of a plan's engines by each minorant, shared tokens left out."""
         seconds = np.zeros((self.engines, len(minorants)))

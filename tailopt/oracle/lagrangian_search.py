@@ -62,6 +62,7 @@ class Searched:
         places, states: requests placed and states looked at when it was.
         plans: ``[u]`` engines of plans that the minorants say are done in time, the best one last.
         given_up_s: least makespan at which a trial was given up; infinity if none was.
+        beginnings: ``[u]`` engines of the longest beginnings in trials given up, -1 for units beyond.
     """
 
     lower_s: float
@@ -69,6 +70,7 @@ class Searched:
     states: int
     plans: list[Ints]
     given_up_s: float
+    beginnings: list[Ints]
 
 
 class PricedSearch:
@@ -133,7 +135,7 @@ class PricedSearch:
             deadline_s: :func:`time.perf_counter` at which to stop.
             given_up_s: what the search before had to give up.
         """
-        searched = Searched(0.0, 0, 0, [], np.inf)
+        searched = Searched(0.0, 0, 0, [], np.inf, [])
         last_s, given_up = upper_s * (1 - OPTIMAL_GAP / 2), 0
         least_s = (upper_s - lower_s) / CLOSER**PROBES
         trial_s = min(last_s, lower_s + FURTHER * max(least_s, given_up_s - lower_s))
@@ -164,6 +166,7 @@ class PricedSearch:
                 trial_s = min(last_s if upper_s > last_s else middle_s, further_s)
             else:
                 searched.given_up_s = upper_s = trial_s
+                searched.beginnings.append(engine_of)
                 trial_s = next_s
                 given_up += 1
             if upper_s - lower_s <= WIDTH * upper_s:

@@ -162,7 +162,7 @@ def explore(
         makespan_s: the trial.
         slack: by how much prices may be missed, for the rounding of sums.
         most_states: when to give up.
-        engine_of: ``[u]`` written: the plan, if one is found.
+        engine_of: ``[u]`` written: the plan, if one is found, else the longest beginning, and -1 beyond.
 
     Returns:
         REFUTED, FOUND or GIVEN_UP; how many states were looked at; after how many requests none was left.
@@ -185,12 +185,14 @@ def explore(
     for i in range(n):
         started[i + 1] = max(started[i], unit[i] + 1)
     states, deepest, i, fresh = 0, 0, 0, True
+    longest = np.full(len(value), -1)
     while i >= 0:
         if fresh:
             children[i], following[i] = 0, 0
             if i == n:
                 return FOUND, states, n
             if i == places or states > most_states:
+                engine_of[:] = longest
                 return GIVEN_UP, states, deepest
             first = started[i + 1] > started[i]
             for g in range(opened[i]):  # what each engine collects if this request goes elsewhere
@@ -239,7 +241,8 @@ def explore(
             load_s[i + 1, e, q] += cost_s[q, i, column]
         engine_of[unit[i]] = e
         i, fresh = i + 1, True
-        deepest = max(deepest, i)
+        if i > deepest:
+            deepest, longest[: started[i]] = i, engine_of[: started[i]]
     return REFUTED, states, deepest + 1
 
 

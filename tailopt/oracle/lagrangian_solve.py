@@ -26,6 +26,7 @@ from tailopt.simulate.simulator import simulate
 
 SLICES = (12, 6, 6)  # of the rounds of local search, if there is no time limit
 SHARES = (0.1, 0.1, 0.1)  # of the time limit
+POLISH_SHARE, POLISH_SLICES = 0.05, 4  # the same for the plans that a search leads to
 ROUNDS, MOST_ROUNDS = 1, 40  # of prices and search, without a time limit and with one
 ITERATIONS, MORE_ITERATIONS = 16, 3  # of the prices in the first round; so many times more in the next
 STATES, MORE_STATES = 2**17, 4  # until a trial is given up in the first round; so many times more in the next
@@ -128,12 +129,28 @@ class _Refined:
             searched = search.narrow(self.lower_s, self.run.makespan_s, states, self.deadline_s, given_up_s)
             given_up_s = searched.given_up_s
             share = PRICES_SHARE if searched.lower_s > 0 or searched.plans else MORE_SHARE
-            for engine_of in searched.plans:
-                self._simulated(engine_of)
+            self._polish([*searched.plans, *map(asked.completed, searched.beginnings)])
             if searched.lower_s > 0:
                 lower_s = not_above(searched.lower_s, self.run.makespan_s)
                 self._raise_to(priced.argument(lower_s, searched.places, searched.states), "priced search")
             iterations, states = MORE_ITERATIONS * iterations, MORE_STATES * states
+
+    def _polish(self, plans: list[Ints]) -> None:
+        """The local search from the best of some plans, if that is no further off than what is open."""
+        runs = [self._simulated(engine_of) for engine_of in plans]
+        best = min(runs, key=lambda run: run.makespan_s, default=None)
+        if best is None or self.optimal or 2 * self.run.makespan_s - self.lower_s < best.makespan_s:
+            return
+        engine_of = local_search(
+            self.problem,
+            self.units,
+            self._engine_of_units(best.plan),
+            lower_s=self.lower_s,
+            time_limit_s=min(POLISH_SHARE * self.limit_s, self.deadline_s - clock()),
+            seed=self.seed + len(SLICES),
+            slices=None if self.limited else POLISH_SLICES,
+        )
+        self._simulated(engine_of)
 
     def certificate(self) -> Certificate:
         """What was found."""
