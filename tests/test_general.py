@@ -575,6 +575,66 @@ def test_one_choice_of_engines_is_tried_once() -> None:
     assert states == 1 + 2 + 2
 
 
+CAPPED = Problem(
+    Trace.of([[2000] * 9 + [1500, 1400, 700, 650, 600, 300, 200, 100]], prompt_tokens=0),
+    fleet_of(Power(2e-3, 1e-3, 0.5, 1e-7), 4),
+    atomic=False,
+)
+
+
+def test_equal_requests_are_dealt_once() -> None:
+    """Nine alike on four engines, whatever follows: a state for each way to write 1 to 9 as such a sum."""
+    search, upper_s = searched(CAPPED)
+    search.start = search.start[: 9 + 2]  # gives up there
+    ways = sum(
+        len({tuple(sorted(w)) for w in product(range(n + 1), repeat=4) if sum(w) == n}) for n in range(1, 10)
+    )
+    outcome, states, places, beginning = search.explore(10 * upper_s, 10**6)
+    assert (outcome, places, (beginning >= 0).sum()) == (GIVEN_UP, 9, 9)
+    assert states <= ways
+    assert not (np.diff(beginning[:9]) < 0).any()
+
+
+def test_requests_that_differ_by_their_prompts_count_as_equal() -> None:
+    prompts = np.random.default_rng(0).integers(50, 150, CAPPED.trace.n_requests)
+    problem = Problem(replace(CAPPED.trace, prompt_tokens=prompts), CAPPED.fleet, atomic=False)
+    search, upper_s = searched(problem, iterations=20, spare_s=1.0)
+    found = search.narrow(0.0, upper_s, 10**5, np.inf)
+    bound = search.priced.argument(found.lower_s, found.places, found.states)
+    assert sorted(bound.alike) != sorted(range(17))
+    check_priced(bound, problem)
+    apart, _ = searched(problem, iterations=20)
+    assert apart.priced.argument(1.0).alike == ()
+    states = [one.explore(found.lower_s, 10**6)[1] for one in (search, apart)]
+    assert states[0] < states[1]
+    for change, complaint in (
+        (lambda b: replace(b, alike=b.alike[1:]), "another number of requests"),
+        (lambda b: replace(b, alike=(b.alike[-1], *b.alike[1:])), "not equally long"),
+        (lambda b: replace(b, lower_s=1.01 * upper_s), "may pay all prices"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            check_priced(change(bound), problem)
+    pairs = Trace.of([[9, 9], [9, 9]])
+    bound = PricedBound(1.0, (ConcaveMinorant((1e-9,), 0.0),), (1.0,) * 4, ((0.0,),), 1.0, 4, alike=(0,) * 4)
+    with pytest.raises(InputError, match="stay together"):
+        check_priced(bound, Problem(pairs, CAPPED.fleet, atomic=True))
+
+
+@given(traces(), concave_step_times(), st.integers(1, 4), st.booleans(), st.data())
+def test_a_beginning_is_completed(
+    trace: Trace, tau: StepTime, engines: int, atomic: bool, data: st.DataObject
+) -> None:
+    problem = Problem(trace, fleet_of(tau, engines), atomic)
+    units, certificate = units_of(problem), staircase(problem)
+    here = certificate.plan.engine_of[[members[0] for members in units.members]]
+    asked = Asked(problem, units, here, certificate.upper_s)
+    begun = data.draw(st.integers(0, len(here)))
+    beginning = np.where(np.arange(len(here)) < begun, here, -1)
+    plan = asked.completed(beginning)
+    assert (plan[:begun] == here[:begun]).all()
+    assert ((plan >= 0) & (plan < engines)).all()
+
+
 def test_an_affine_step_time_is_as_good_as_by_the_staircase() -> None:
     problem = Problem(lognormal(60, seed=4), fleet_of(Affine(4e-3, 2e-4), 3))
     bound = priced(problem, iterations=6)

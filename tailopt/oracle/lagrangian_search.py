@@ -45,9 +45,10 @@ from tailopt.oracle.side_by_side import WORTH_IT, cores, halves, side_by_side
 TABLE_BYTES, WHOLE_BYTES = 80_000_000, 250_000_000  # of the rows F; if those of all requests fit
 PROBES, MOST_TRIALS = 5, 60  # trials given up, and trials in all, in one search
 CLOSER, FURTHER = 4.0, 4.0  # how many times closer to the bound, or further from it, the next trial is
-FIRST_PACE = 1e5  # states a second, until it is known
+FIRST_PACE = 3e5  # states a second, until it is known
 LEAST_TIMED = 1_000  # states from which on a trial says how fast it goes
 WIDTH = 1e-7  # share of the makespan at which two trials are one
+NEAR = 0.01  # share of what is open at which a trial is too close to one that was given up
 
 Trial = tuple[int, int, int, Ints]
 """Whether a makespan is refuted, a plan found, or it was given up; states, places, and the plan."""
@@ -136,7 +137,7 @@ class PricedSearch:
             given_up_s: what the search before had to give up.
         """
         searched = Searched(0.0, 0, 0, [], np.inf, [])
-        last_s, given_up = upper_s * (1 - OPTIMAL_GAP / 2), 0
+        last_s, given_up, plan_s = upper_s * (1 - OPTIMAL_GAP / 2), 0, upper_s
         least_s = (upper_s - lower_s) / CLOSER**PROBES
         trial_s = min(last_s, lower_s + FURTHER * max(least_s, given_up_s - lower_s))
         ahead: Trial | None = None
@@ -157,7 +158,7 @@ class PricedSearch:
                 ahead = None
             if outcome == FOUND:
                 searched.plans.append(engine_of)
-                upper_s = min(trial_s, self.asked.seconds_of(engine_of))
+                upper_s = plan_s = min(trial_s, self.asked.seconds_of(engine_of))
                 trial_s = (lower_s + upper_s) / 2
             elif outcome == REFUTED:
                 searched.lower_s, searched.places, searched.states = trial_s, places, states
@@ -169,7 +170,8 @@ class PricedSearch:
                 searched.beginnings.append(engine_of)
                 trial_s = next_s
                 given_up += 1
-            if upper_s - lower_s <= WIDTH * upper_s:
+            near_s = NEAR * (plan_s - lower_s) if upper_s < plan_s else 0.0
+            if upper_s - lower_s <= max(WIDTH * upper_s, near_s):
                 break
         return searched
 
