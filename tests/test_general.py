@@ -27,7 +27,7 @@ from tailopt.oracle.lagrangian_minorant import (
     ray_minorants,
     switched_minorants,
 )
-from tailopt.oracle.lagrangian_search import PricedSearch
+from tailopt.oracle.lagrangian_search import MOST_TRIALS, NEAR, PROBES, PricedSearch, Trials
 from tailopt.oracle.lagrangian_search_kernel import FOUND, GIVEN_UP, REFUTED
 from tailopt.oracle.local_search import local_search
 from tailopt.oracle.problem import Problem
@@ -562,6 +562,33 @@ def test_checker_refuses_a_changed_search(change, complaint: str) -> None:
     check_priced(bound, CONCAVE)
     with pytest.raises(InputError, match=complaint):
         check_priced(change(bound), CONCAVE)
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_trials_close_in(refutable: float, unknown: float, better: float) -> None:
+    """What can be refuted ends at one makespan and what can be found begins at another."""
+    least_s = 1.0 + refutable
+    found_s = least_s + unknown * (2.0 - least_s)
+    trials, gave_up = Trials(1.0, 2.0), 0
+    for _ in range(MOST_TRIALS):
+        if trials.over:
+            break
+        trial_s = trials.next_s
+        assert trials.lower_s <= trial_s <= trials.upper_s
+        if trial_s < least_s:
+            trials.refuted()
+        elif trial_s >= found_s:
+            trials.found(found_s + better * (trial_s - found_s))
+        else:
+            trials.gave_up()
+            gave_up += 1
+    assert trials.over
+    assert trials.lower_s <= least_s
+    assert trials.plan_s >= found_s
+    if gave_up == 0:
+        assert trials.plan_s - trials.lower_s <= 1e-7 * trials.plan_s
+    elif gave_up < PROBES:
+        assert trials.upper_s - trials.lower_s <= max(2e-7, NEAR * (trials.plan_s - trials.lower_s))
 
 
 def test_one_choice_of_engines_is_tried_once() -> None:

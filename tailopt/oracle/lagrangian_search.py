@@ -74,6 +74,45 @@ class Searched:
     beginnings: list[Ints]
 
 
+class Trials:
+    """Which makespan is tried next, between a bound and a plan at hand: half-way, unless told otherwise."""
+
+    def __init__(self, lower_s: float, upper_s: float) -> None:
+        self.lower_s = lower_s
+        self.upper_s = self.plan_s = upper_s  # below a trial that was given up, and of the best plan
+        self.last_s = upper_s * (1 - OPTIMAL_GAP / 2)
+        self.next_s = (lower_s + upper_s) / 2
+        self._given_up = 0
+
+    @property
+    def closer_s(self) -> float:
+        """What is tried if the next trial is given up."""
+        return self.lower_s + (self.next_s - self.lower_s) / CLOSER
+
+    @property
+    def over(self) -> bool:
+        """Whether enough trials were given up, or what is left is narrow."""
+        near_s = NEAR * (self.plan_s - self.lower_s) if self.upper_s < self.plan_s else 0.0
+        narrow = self.upper_s - self.lower_s <= max(WIDTH * self.upper_s, near_s)
+        return narrow or self._given_up == PROBES
+
+    def found(self, plan_s: float) -> None:
+        """A plan, done by then."""
+        self.upper_s = self.plan_s = min(self.next_s, plan_s)
+        self.next_s = (self.lower_s + self.upper_s) / 2
+
+    def refuted(self) -> None:
+        """There is none."""
+        further_s = self.next_s + FURTHER * (self.next_s - self.lower_s)
+        self.lower_s, middle_s = self.next_s, (self.next_s + self.upper_s) / 2
+        self.next_s = min(self.last_s if self.upper_s > self.last_s else middle_s, further_s)
+
+    def gave_up(self) -> None:
+        """Nobody knows."""
+        self.upper_s, self.next_s = self.next_s, self.closer_s
+        self._given_up += 1
+
+
 class PricedSearch:
     """Trials at some prices."""
 
@@ -137,20 +176,19 @@ class PricedSearch:
             given_up_s: what the search before had to give up.
         """
         searched = Searched(0.0, 0, 0, [], np.inf, [])
-        last_s, given_up, plan_s = upper_s * (1 - OPTIMAL_GAP / 2), 0, upper_s
+        trials = Trials(lower_s, upper_s)
         least_s = (upper_s - lower_s) / CLOSER**PROBES
-        trial_s = min(last_s, lower_s + FURTHER * max(least_s, given_up_s - lower_s))
+        trials.next_s = min(trials.last_s, lower_s + FURTHER * max(least_s, given_up_s - lower_s))
         ahead: Trial | None = None
         for _ in range(MOST_TRIALS):
             allowed = min(most_states, max(0.0, deadline_s - clock()) * self.pace)
-            if given_up == PROBES or allowed < 1:
+            if trials.over or allowed < 1:
                 break
-            started = clock()
-            next_s = lower_s + (trial_s - lower_s) / CLOSER
+            started, trial_s = clock(), trials.next_s
             if ahead is not None:
                 (outcome, states, places, engine_of), ahead = ahead, None
             else:
-                trial, ahead = self._with_next(trial_s, next_s, int(allowed))
+                trial, ahead = self._with_next(trial_s, trials.closer_s, int(allowed))
                 outcome, states, places, engine_of = trial
                 if states > LEAST_TIMED:
                     self.pace = states / (clock() - started)
@@ -158,21 +196,14 @@ class PricedSearch:
                 ahead = None
             if outcome == FOUND:
                 searched.plans.append(engine_of)
-                upper_s = plan_s = min(trial_s, self.asked.seconds_of(engine_of))
-                trial_s = (lower_s + upper_s) / 2
+                trials.found(self.asked.seconds_of(engine_of))
             elif outcome == REFUTED:
                 searched.lower_s, searched.places, searched.states = trial_s, places, states
-                further_s = trial_s + FURTHER * (trial_s - lower_s)
-                lower_s, middle_s = trial_s, (trial_s + upper_s) / 2
-                trial_s = min(last_s if upper_s > last_s else middle_s, further_s)
+                trials.refuted()
             else:
-                searched.given_up_s = upper_s = trial_s
+                searched.given_up_s = trial_s
                 searched.beginnings.append(engine_of)
-                trial_s = next_s
-                given_up += 1
-            near_s = NEAR * (plan_s - lower_s) if upper_s < plan_s else 0.0
-            if upper_s - lower_s <= max(WIDTH * upper_s, near_s):
-                break
+                trials.gave_up()
         return searched
 
 

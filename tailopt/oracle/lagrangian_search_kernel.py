@@ -223,12 +223,7 @@ def explore(
                     sum_ += alone[g] if g != e else 0.0
                 sum_ = with_new_engines(sum_, value, prefix, started[i + 1], engines - now_open, slack)
                 if sum_ >= enough:
-                    at = children[i]
-                    while at > 0 and collected[i, at - 1] < sum_:
-                        collected[i, at], child[i, at] = collected[i, at - 1], child[i, at - 1]
-                        at -= 1
-                    collected[i, at], child[i, at] = sum_, e
-                    children[i] += 1
+                    children[i] = put(child[i], collected[i], children[i], e, sum_)
         if following[i] == children[i]:
             i, fresh = i - 1, False
             continue
@@ -244,6 +239,17 @@ def explore(
         if i > deepest:
             deepest, longest[: started[i]] = i, engine_of[: started[i]]
     return REFUTED, states, deepest + 1
+
+
+@njit(cache=True)
+def put(child: Ints, collected: Floats, children: int, e: int, sum_: float) -> int:
+    """One child more, before those that collect less; how many there are now."""
+    at = children
+    while at > 0 and collected[at - 1] < sum_:
+        collected[at], child[at] = collected[at - 1], child[at - 1]
+        at -= 1
+    collected[at], child[at] = sum_, e
+    return children + 1
 
 
 @njit(cache=True)

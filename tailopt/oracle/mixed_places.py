@@ -22,9 +22,8 @@ from time import perf_counter as clock
 import numpy as np
 
 from tailopt.arrays import Ints
-from tailopt.oracle.certificate import OPTIMAL_GAP
 from tailopt.oracle.lagrangian_alike import one_before
-from tailopt.oracle.lagrangian_search import CLOSER, FURTHER, MOST_TRIALS, PROBES, WIDTH
+from tailopt.oracle.lagrangian_search import MOST_TRIALS, Trials
 from tailopt.oracle.lagrangian_search_kernel import BLOCK, FOUND, REFUTED, highest, rests
 from tailopt.oracle.mixed_places_kernel import explore
 from tailopt.oracle.mixed_priced import MARGIN, Evaluated
@@ -123,29 +122,24 @@ class PlacesSearch:
             most_states: after which a trial is given up.
             deadline_s: :func:`time.perf_counter` at which to stop.
         """
-        searched, given_up = Searched(0.0, 0, 0, [], False), 0
-        last_s = upper_s * (1 - OPTIMAL_GAP / 2)
-        trial_s = (lower_s + upper_s) / 2
+        searched, trials = Searched(0.0, 0, 0, [], False), Trials(lower_s, upper_s)
         for _ in range(MOST_TRIALS):
             allowed = min(most_states, max(0.0, deadline_s - clock()) * self.pace)
-            if given_up == PROBES or allowed < 1 or upper_s - lower_s <= WIDTH * upper_s:
+            if trials.over or allowed < 1:
                 break
-            started = clock()
+            started, trial_s = clock(), trials.next_s
             outcome, states, places, engine_of = self.explore(trial_s, int(allowed))
             if states > LEAST_TIMED:
                 self.pace = states / max(clock() - started, 1e-9)
             if outcome == FOUND:
                 searched.plans.append(engine_of)
-                upper_s, trial_s = trial_s, (lower_s + trial_s) / 2
+                trials.found(trial_s)
             elif outcome == REFUTED:
                 searched.lower_s, searched.places, searched.states = trial_s, places, states
-                further_s = trial_s + FURTHER * (trial_s - lower_s)
-                lower_s, middle_s = trial_s, (trial_s + upper_s) / 2
-                trial_s = min(last_s if upper_s > last_s else middle_s, further_s)
+                trials.refuted()
             else:
                 searched.full |= states <= allowed
-                upper_s, given_up = trial_s, given_up + 1
-                trial_s = lower_s + (trial_s - lower_s) / CLOSER
+                trials.gave_up()
         return searched
 
 

@@ -14,6 +14,7 @@ from tailopt.oracle.lagrangian_search_kernel import (
     REFUTED,
     as_before,
     collectable,
+    put,
 )
 
 
@@ -124,12 +125,7 @@ def explore(
                 sum_ = with_new_engines(sum_, richest, prefix, started[i + 1], left, slack)
                 left[k] += opens
                 if sum_ >= enough:
-                    at = children[i]
-                    while at > 0 and collected[i, at - 1] < sum_:
-                        collected[i, at], child[i, at] = collected[i, at - 1], child[i, at - 1]
-                        at -= 1
-                    collected[i, at], child[i, at] = sum_, e
-                    children[i] += 1
+                    children[i] = put(child[i], collected[i], children[i], e, sum_)
         if following[i] == children[i]:
             i, fresh = i - 1, False
             continue
