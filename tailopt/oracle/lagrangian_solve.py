@@ -2,7 +2,8 @@
 
 The local search goes by estimated engine times where requests have to wait. So it runs in rounds, and in each
 the engines that the simulator found slower than estimated are slower by as much. Then prices are improved and
-the search at the best of them narrows what is open, in turn and with more effort each time.
+the search at the best of them narrows what is open, in turn and with more effort each time. The best plan
+that a search leads to, if it is not far off, is where the local search goes on from.
 """
 
 from contextlib import suppress
