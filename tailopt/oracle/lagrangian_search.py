@@ -18,8 +18,8 @@ told apart (:mod:`tailopt.oracle.lagrangian_alike`).
 Trials go first to the plan at hand, within rounding: if that is refuted it is optimal. Then half-way to the
 bound if a plan was found (by the minorants: the engines may be slower than these), much closer to it if the
 trial was given up after so many states. It is tried again with more states when the prices are better, from a
-little beyond where it was given up, and further beyond as long as trials are refuted, half-way to the last one
-given up at most. The longest beginning of a trial given up often is nearly a plan, and is completed to one.
+little beyond where it was given up, and further beyond as long as trials are refuted, half-way to the last
+one given up at most. The longest beginning of a trial given up often is nearly a plan, and is completed to one.
 """
 
 from dataclasses import dataclass
