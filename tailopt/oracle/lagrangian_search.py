@@ -19,7 +19,7 @@ Trials go first to the plan at hand, within rounding: if that is refuted it is o
 bound if a plan was found (by the minorants: the engines may be slower than these), much closer to it if the
 trial was given up after so many states. It is tried again with more states when the prices are better, from a
 little beyond where it was given up, and further beyond as long as trials are refuted, half-way to the last
-one given up at most. The longest beginning of a trial given up often is nearly a plan, and is completed to one.
+one given up at most. The longest beginning of a trial given up is often nearly a plan, and made one.
 """
 
 from dataclasses import dataclass
