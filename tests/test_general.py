@@ -27,7 +27,7 @@ from tailopt.oracle.lagrangian_minorant import (
     ray_minorants,
     switched_minorants,
 )
-from tailopt.oracle.lagrangian_search import PricedSearch
+from tailopt.oracle.lagrangian_search import MOST_TRIALS, NEAR, PROBES, PricedSearch, Trials
 from tailopt.oracle.lagrangian_search_kernel import FOUND, GIVEN_UP, REFUTED
 from tailopt.oracle.local_search import local_search
 from tailopt.oracle.problem import Problem
@@ -488,11 +488,11 @@ def test_pieces_that_differ_in_context_are_mixed() -> None:
     check(solve(kinked, method="lagrangian"), kinked)
 
 
-def searched(problem: Problem, iterations: int = 6) -> tuple[PricedSearch, float]:
+def searched(problem: Problem, iterations: int = 6, spare_s: float = 0.0) -> tuple[PricedSearch, float]:
     """The search at prices after a few steps, and the makespan of the plan that they started from."""
     units, certificate = units_of(problem), staircase(problem)
     engine_of = certificate.plan.engine_of[[members[0] for members in units.members]]
-    ascent = Ascent(Asked(problem, units, engine_of, certificate.upper_s))
+    ascent = Ascent(Asked(problem, units, engine_of, certificate.upper_s, spare_s=spare_s))
     ascent.climb(iterations)
     assert ascent.best is not None
     return PricedSearch(ascent.best), certificate.upper_s
@@ -502,13 +502,14 @@ def searched(problem: Problem, iterations: int = 6) -> tuple[PricedSearch, float
 @given(
     traces(most_groups=5, most_samples=2, longest=9, prompts=6),
     concave_step_times(), st.integers(1, 3), st.booleans(), st.floats(0.5, 1.0),
+    st.sampled_from([0.0, 1e-3, 1.0, 1e9]),
 )  # fmt: skip
 def test_search_refutes_what_no_plan_attains(
-    trace: Trace, tau: StepTime, engines: int, atomic: bool, share: float
+    trace: Trace, tau: StepTime, engines: int, atomic: bool, share: float, spare_s: float
 ) -> None:
     assume(trace.n_requests <= 6)
     problem = Problem(trace, fleet_of(tau, engines), atomic)
-    search, upper_s = searched(problem)
+    search, upper_s = searched(problem, spare_s=spare_s)
     optimum_s, _ = brute_force(problem, orders=False)
     for trial_s in (share * upper_s, optimum_s * (1 - 1e-7), optimum_s * (1 + 1e-7)):
         outcome, states, places, engine_of = search.explore(trial_s, 10_000)
@@ -519,7 +520,7 @@ def test_search_refutes_what_no_plan_attains(
             assert check_priced(bound, problem) == (Fraction(trial_s), "prices and search")
         else:
             plan = plan_of(problem, units_of(problem), engine_of)
-            assert search.asked.seconds_of(engine_of) <= trial_s * SLACK
+            assert search.asked.seconds_of(engine_of) <= trial_s * SLACK + spare_s * engines
             assert simulate(trace, problem.fleet, plan).makespan_s >= optimum_s / SLACK
 
 
@@ -567,6 +568,33 @@ def test_checker_refuses_a_changed_search(change, complaint: str) -> None:
         check_priced(change(bound), CONCAVE)
 
 
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_trials_close_in(refutable: float, unknown: float, better: float) -> None:
+    """What can be refuted ends at one makespan and what can be found begins at another."""
+    least_s = 1.0 + refutable
+    found_s = least_s + unknown * (2.0 - least_s)
+    trials, gave_up = Trials(1.0, 2.0), 0
+    for _ in range(MOST_TRIALS):
+        if trials.over:
+            break
+        trial_s = trials.next_s
+        assert trials.lower_s <= trial_s <= trials.upper_s
+        if trial_s < least_s:
+            trials.refuted()
+        elif trial_s >= found_s:
+            trials.found(found_s + better * (trial_s - found_s))
+        else:
+            trials.gave_up()
+            gave_up += 1
+    assert trials.over
+    assert trials.lower_s <= least_s
+    assert trials.plan_s >= found_s
+    if gave_up == 0:
+        assert trials.plan_s - trials.lower_s <= 1e-7 * trials.plan_s
+    elif gave_up < PROBES:
+        assert trials.upper_s - trials.lower_s <= max(2e-7, NEAR * (trials.plan_s - trials.lower_s))
+
+
 def test_one_choice_of_engines_is_tried_once() -> None:
     """Three equal requests on two alike engines: two ways to begin, and a third request either way."""
     problem = Problem(Trace.of([[10], [10], [10]]), fleet_of(Affine(1.0, 0.1), 2))
@@ -576,6 +604,66 @@ def test_one_choice_of_engines_is_tried_once() -> None:
     outcome, states, _, _ = search.explore(100.0, 100)
     assert outcome == FOUND
     assert states == 1 + 2 + 2
+
+
+CAPPED = Problem(
+    Trace.of([[2000] * 9 + [1500, 1400, 700, 650, 600, 300, 200, 100]], prompt_tokens=0),
+    fleet_of(Power(2e-3, 1e-3, 0.5, 1e-7), 4),
+    atomic=False,
+)
+
+
+def test_equal_requests_are_dealt_once() -> None:
+    """Nine alike on four engines, whatever follows: a state for each way to write 1 to 9 as such a sum."""
+    search, upper_s = searched(CAPPED)
+    search.start = search.start[: 9 + 2]  # gives up there
+    ways = sum(
+        len({tuple(sorted(w)) for w in product(range(n + 1), repeat=4) if sum(w) == n}) for n in range(1, 10)
+    )
+    outcome, states, places, beginning = search.explore(10 * upper_s, 10**6)
+    assert (outcome, places, (beginning >= 0).sum()) == (GIVEN_UP, 9, 9)
+    assert states <= ways
+    assert not (np.diff(beginning[:9]) < 0).any()
+
+
+def test_requests_that_differ_by_their_prompts_count_as_equal() -> None:
+    prompts = np.random.default_rng(0).integers(50, 150, CAPPED.trace.n_requests)
+    problem = Problem(replace(CAPPED.trace, prompt_tokens=prompts), CAPPED.fleet, atomic=False)
+    search, upper_s = searched(problem, iterations=20, spare_s=1.0)
+    found = search.narrow(0.0, upper_s, 10**5, np.inf)
+    bound = search.priced.argument(found.lower_s, found.places, found.states)
+    assert sorted(bound.alike) != sorted(range(17))
+    check_priced(bound, problem)
+    apart, _ = searched(problem, iterations=20)
+    assert apart.priced.argument(1.0).alike == ()
+    states = [one.explore(found.lower_s, 10**6)[1] for one in (search, apart)]
+    assert states[0] < states[1]
+    for change, complaint in (
+        (lambda b: replace(b, alike=b.alike[1:]), "another number of requests"),
+        (lambda b: replace(b, alike=(b.alike[-1], *b.alike[1:])), "not equally long"),
+        (lambda b: replace(b, lower_s=1.01 * upper_s), "may pay all prices"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            check_priced(change(bound), problem)
+    pairs = Trace.of([[9, 9], [9, 9]])
+    bound = PricedBound(1.0, (ConcaveMinorant((1e-9,), 0.0),), (1.0,) * 4, ((0.0,),), 1.0, 4, alike=(0,) * 4)
+    with pytest.raises(InputError, match="stay together"):
+        check_priced(bound, Problem(pairs, CAPPED.fleet, atomic=True))
+
+
+@given(traces(), concave_step_times(), st.integers(1, 4), st.booleans(), st.data())
+def test_a_beginning_is_completed(
+    trace: Trace, tau: StepTime, engines: int, atomic: bool, data: st.DataObject
+) -> None:
+    problem = Problem(trace, fleet_of(tau, engines), atomic)
+    units, certificate = units_of(problem), staircase(problem)
+    here = certificate.plan.engine_of[[members[0] for members in units.members]]
+    asked = Asked(problem, units, here, certificate.upper_s)
+    begun = data.draw(st.integers(0, len(here)))
+    beginning = np.where(np.arange(len(here)) < begun, here, -1)
+    plan = asked.completed(beginning)
+    assert (plan[:begun] == here[:begun]).all()
+    assert ((plan >= 0) & (plan < engines)).all()
 
 
 def test_an_affine_step_time_is_as_good_as_by_the_staircase() -> None:

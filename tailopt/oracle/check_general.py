@@ -4,16 +4,19 @@ The functions lie below the step times and are concave; a dynamic program of its
 are rounded in the engines' favour, says what an engine can collect by its leader; and no choice of leaders
 collects the prices of all requests. Or the longest requests are placed in all ways, breadth first, with all
 states of one place in arrays, and after some place there is no way left in which all prices may be collected.
+Two states in which engines hold requests of the same classes, in whatever order, are one.
 """
 
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from math import ceil, floor
+from typing import TypeVar
 
 import numpy as np
 
 from tailopt.arrays import Ints
+from tailopt.oracle.check_mixed_places import with_one
 from tailopt.oracle.check_parts import (
     area,
     held_prompt_tokens,
@@ -25,6 +28,8 @@ from tailopt.oracle.check_parts import (
 from tailopt.oracle.lagrangian import PricedBound
 from tailopt.oracle.lagrangian_minorant import ConcaveMinorant, SwitchedMinorant
 from tailopt.oracle.problem import Problem
+
+Value = TypeVar("Value", int, Fraction)
 
 ALL = 2**56  # all prices together, in whole numbers
 NEVER = -(2**61)
@@ -65,8 +70,14 @@ def check_priced(bound: PricedBound, problem: Problem) -> tuple[Fraction, str]:
         for i in members
     }
     shared = _shared_seconds(bound, problem)
-    by_minorant = [[prefill[i] + seconds[i] for i in order] for seconds in shared]
-    table, rest, cost = _tabulate(bound, problem, order, price, scale, by_minorant)
+    if bound.alike:
+        require(len(units) == trace.n_requests, "requests that stay together are not exchanged")
+    alike = _classes(bound, problem)
+    by_minorant = [
+        _least([prefill[i] + one for i, one in enumerate(seconds)], alike, order) for seconds in shared
+    ]
+    prompt = _least(trace.context_tokens.tolist(), alike, order)
+    table, rest, cost = _tabulate(bound, length, order, prompt, price, scale, by_minorant)
 
     at_most = [ceil(scale * sum(map(Fraction, one)) * makespan) for one in bound.multipliers]
     require(max(at_most) < -NEVER // 2, "the multipliers are too large to compute with")
@@ -85,9 +96,29 @@ def check_priced(bound: PricedBound, problem: Problem) -> tuple[Fraction, str]:
     beginnings = _Beginnings(
         unit=[unit_of[i] for i in order], price=price, value=np.maximum(value, 0), prefix=np.array(prefix),
         at_most=np.array(at_most), rest=rest, cost=cost, engines=len(problem.fleet.engines),
+        alike=[alike[i] for i in order] if bound.alike else None,
     )  # fmt: skip
     require(beginnings.none_is_left(bound.places), complaint)
     return makespan, "prices and search"
+
+
+def _classes(bound: PricedBound, problem: Problem) -> list[int]:
+    """The class of each request, of which all members are equally long units of their own."""
+    n, length = problem.trace.n_requests, problem.trace.output_tokens.tolist()
+    if not bound.alike:
+        return list(range(n))
+    require(len(bound.alike) == n, "the classes are for another number of requests")
+    lengths = set(zip(bound.alike, length, strict=True))
+    require(len(lengths) == len(set(bound.alike)), "requests of a class are not equally long")
+    return list(bound.alike)
+
+
+def _least(values: list[Value], alike: list[int], order: list[int]) -> list[Value]:
+    """The least value of each request's class, in order."""
+    least: dict[int, Value] = {}
+    for one, value in zip(alike, values, strict=True):
+        least[one] = min(value, least.get(one, value))
+    return [least[alike[i]] for i in order]
 
 
 def _shared_seconds(bound: PricedBound, problem: Problem) -> list[list[Fraction]]:
@@ -176,6 +207,7 @@ class _Beginnings:
         at_most: ``[k]`` the makespan at each multiplier.
         rest, cost: of :func:`_tabulate`.
         engines: how many.
+        alike: class of each request; None if each is a class.
     """
 
     unit: list[int]
@@ -186,6 +218,7 @@ class _Beginnings:
     rest: list[Ints]
     cost: list[_Cost]
     engines: int
+    alike: list[int] | None
 
     def none_is_left(self, places: int) -> bool:
         """Whether after so many requests none is left.
@@ -197,6 +230,8 @@ class _Beginnings:
         held, opened = np.zeros((1, m), dtype=np.int64), np.zeros(1, dtype=np.int64)
         spent, ticks = np.zeros((1, m, k), dtype=np.int64), np.zeros((1, m, minorants), dtype=np.int64)
         engine_of = np.full((1, len(self.value)), -1, dtype=np.int16)
+        holds = np.zeros((1, m), dtype=np.int64)
+        sets: dict[tuple[int, int], int] = {}
         started, placed, states = 0, 0, 0
         for i in range(places):
             u, cost = self.unit[i], self.cost[i]
@@ -209,20 +244,25 @@ class _Beginnings:
                 rank = np.minimum(held[one, e], len(cost.paid) - 1)
                 fits = (ticks[one, e] + cost.ticks[rank] <= TICKS).all(axis=1)
                 one, rank = one[fits], rank[fits]
-                new = [held[one], spent[one], ticks[one], np.maximum(opened[one], e + 1), engine_of[one]]
+                new = [held[one], spent[one], ticks[one], np.maximum(opened[one], e + 1), engine_of[one],
+                       holds[one]]  # fmt: skip
                 new[0][:, e] += 1
                 new[1][:, e] += cost.paid[rank]
                 new[2][:, e] += cost.ticks[rank]
                 new[4][:, u] = e
+                if self.alike is not None:
+                    new[5][:, e] = with_one(new[5][:, e], self.alike[i], sets)
                 after.append(new)
-            held, spent, ticks, opened, engine_of = (
+            held, spent, ticks, opened, engine_of, holds = (
                 np.concatenate(parts) for parts in zip(*after, strict=True)
             )
             pays = placed + self._collected(i + 1, held, spent, opened)
             pays = self._with_new_engines(pays, started, m - opened) >= self.prefix[-1]
-            held, spent, ticks, opened, engine_of = (
-                one[pays] for one in (held, spent, ticks, opened, engine_of)
-            )
+            left = np.flatnonzero(pays)
+            if self.alike is not None:
+                left = left[np.unique(np.sort(holds[left], axis=1), axis=0, return_index=True)[1]]
+            held, spent, ticks, opened, holds = (one[left] for one in (held, spent, ticks, opened, holds))
+            engine_of = engine_of[left]
             states += len(held)
             require(states <= MOST_STATES, f"not verified: more than {MOST_STATES} states")
             if len(held) == 0:
@@ -254,8 +294,9 @@ class _Beginnings:
 
 def _tabulate(
     bound: PricedBound,
-    problem: Problem,
+    tokens: list[int],
     order: list[int],
+    prompt: list[int],
     price: list[int],
     scale: Fraction,
     prefill: list[list[Fraction]],
@@ -263,13 +304,13 @@ def _tabulate(
     """``[n, k, classes + 1]`` most that sets led by each request are worth, less their time at k.
 
     For each place up to ``bound.places`` also ``[k, longer ones, classes + 1]``, the same for requests that
-    come behind so many longer ones, from that place on; and what each request up to there costs. ``prefill``
-    are seconds by function and request.
+    come behind so many longer ones, from that place on; and what each request up to there costs. ``prompt``
+    is what each counts with, ``prefill`` the seconds by function.
 
     Sets that take longer than the bound, because so many requests at least as long as one of theirs do, count
     or not: either way the most is at least that of the sets done in time.
     """
-    trace, last, n = problem.trace, bound.classes, len(order)
+    last, n = bound.classes, len(order)
     ranks = max(len(line.rises_s) for minorant in bound.minorants for line in _lines(minorant))
     parts = [part for q, minorant in enumerate(bound.minorants) for part in _parts(q, minorant, ranks)]
     multipliers = [[Fraction(one) for one in of_class] for of_class in bound.multipliers]
@@ -279,8 +320,7 @@ def _tabulate(
         )
         for part in parts
     ]
-    prompt = [int(trace.context_tokens[i]) for i in order]
-    length = [int(trace.output_tokens[i]) for i in order]
+    length = [tokens[i] for i in order]
     seconds = [
         [(part, _sums(part.rises, n)) for part in parts if part.q == q] for q in range(len(bound.minorants))
     ]

@@ -1,6 +1,7 @@
 """All ways to place the longest requests on engines of several kinds, as far as they may pay all prices.
 
-Breadth first, and in whole numbers that are rounded in the engines' favour, for
+Two in which engines of a kind hold requests that cost all kinds the same are one way. Breadth first, and in
+whole numbers that are rounded in the engines' favour, for
 :mod:`tailopt.oracle.check_mixed_priced`.
 """
 
@@ -58,17 +59,21 @@ class KindPlaces:
 
 @dataclass(frozen=True, eq=False)
 class _States:
-    """``[states]`` and on: of each engine what it holds, its room and ticks; the engine of each unit."""
+    """``[states]`` and on: of each engine how many it holds, its room and ticks; the engine of each unit.
+
+    And the number of the set of classes that each engine holds.
+    """
 
     held: list[Ints]
     room: list[Ints]
     ticks: list[Ints]
     engine_of: Ints
+    sets: Ints
 
     def of(self, chosen: Ints) -> "_States":
         return _States(
             [one[chosen] for one in self.held], [one[chosen] for one in self.room],
-            [one[chosen] for one in self.ticks], self.engine_of[chosen],
+            [one[chosen] for one in self.ticks], self.engine_of[chosen], self.sets[chosen],
         )  # fmt: skip
 
 
@@ -79,11 +84,12 @@ def _joined(parts: list[_States]) -> _States:
         [np.concatenate([one.room[e] for one in parts]) for e in engines],
         [np.concatenate([one.ticks[e] for one in parts]) for e in engines],
         np.concatenate([one.engine_of for one in parts]),
+        np.concatenate([one.sets for one in parts]),
     )
 
 
 def none_is_left(
-    kinds: list[KindPlaces], unit: list[int], price: list[int], prefix: Ints, places: int
+    kinds: list[KindPlaces], unit: list[int], price: list[int], prefix: Ints, places: int, equal: list[int]
 ) -> bool:
     """Whether after placing so many requests no way is left that may pay.
 
@@ -92,6 +98,7 @@ def none_is_left(
         unit, price: of each request, longest first.
         prefix: ``[u + 1]`` sums of the units' prices.
         places: how many are placed.
+        equal: a number for each request, the same for those that cost every kind the same.
 
     Raises:
         InputError: if there are more than ``MOST_STATES``.
@@ -103,12 +110,19 @@ def none_is_left(
         [np.zeros((1, kinds[k].room.shape[1]), dtype=np.int64) for k in kind_of],
         [np.zeros((1, kinds[k].constant.shape[1]), dtype=np.int64) for k in kind_of],
         np.full((1, len(prefix) - 1), -1, dtype=np.int16),
+        np.zeros((1, len(kind_of)), dtype=np.int64),
     )
+    single = len(unit) == len(prefix) - 1
+    of_kind = [slice(kind_of.index(k), kind_of.index(k) + one.count) for k, one in enumerate(kinds)]
+    known: dict[tuple[int, int], int] = {}
     started, paid, looked_at = 0, 0, 0
     for i in range(places):
         begins = unit[i] >= started
         started, paid = max(started, unit[i] + 1), paid + price[i]
         after = [_with(states, kinds, kind_of, e, i, unit[i], begins) for e in range(len(kind_of))]
+        if single:
+            for e, one in enumerate(after):
+                one.sets[:, e] = with_one(one.sets[:, e], equal[i], known)
         states = _joined(after)
         collected = np.full(len(states.engine_of), paid, dtype=np.int64)
         for e, k in enumerate(kind_of):
@@ -116,11 +130,21 @@ def none_is_left(
             collected = np.minimum(collected, prefix[-1])  # that is enough, and more might wrap around
         collected = _with_new_engines(collected, kinds, kind_of, states, prefix, started)
         states = states.of(np.flatnonzero(collected >= prefix[-1]))
+        if single:
+            sets = np.concatenate([np.sort(states.sets[:, one], axis=1) for one in of_kind], axis=1)
+            states = states.of(np.unique(sets, axis=0, return_index=True)[1])
         looked_at += len(states.engine_of)
         require(looked_at <= MOST_STATES, f"not verified: more than {MOST_STATES} states")
         if len(states.engine_of) == 0:
             return True
     return False
+
+
+def with_one(sets: Ints, one: int, known: dict[tuple[int, int], int]) -> Ints:
+    """``[states]`` numbers of the sets that an engine holds with one more; ``known`` are those so far."""
+    before, which = np.unique(sets, return_inverse=True)
+    after = [known.setdefault((set_, one), len(known) + 1) for set_ in before.tolist()]
+    return np.array(after, dtype=np.int64)[which]
 
 
 def _with(

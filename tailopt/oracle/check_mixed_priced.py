@@ -82,7 +82,7 @@ def check_priced_kinds(bound: PricedKindsBound, problem: Problem) -> tuple[Fract
 
     require(0 <= bound.places <= trace.n_requests, "more requests are placed than there are")
     leaders = [first[u] for u in range(len(units))]
-    values, kinds = [], []
+    values, kinds, costs = [], [], []
     for part, ((shape, slots), count) in zip(bound.kinds, counts.items(), strict=True):
         _require_below(part, shape, slots, bound.within_s, problem)
         engine = _Engine(problem, shape, slots, order, set(leaders))
@@ -92,13 +92,17 @@ def check_priced_kinds(bound: PricedKindsBound, problem: Problem) -> tuple[Fract
             steady = all(crowd.filling_s == 0 for crowd in part.crowds)
             require(steady, "requests are placed, and some may make an engine faster")
             kinds.append(_places(table, count, values[-1], part, engine, leaders))
+            constants = [tuple(table.constants(part, engine, place)) for place in range(len(order))]
+            costs.append(list(zip(engine.requests, constants, strict=True)))
     prefix, complaint = [0, *accumulate(of_unit)], f"engines done by {bound.lower_s} s may pay all prices"
     lower = min(makespan, Fraction(bound.within_s))
     if bound.places == 0:
         require(_most_collected(values, list(counts.values()), prefix) < sum(of_unit), complaint)
         return lower, "prices on kinds"
     unit = [unit_of[i] for i in order]
-    require(none_is_left(kinds, unit, price, np.array(prefix), bound.places), complaint)
+    numbers: dict[object, int] = {}
+    equal = [numbers.setdefault(one, len(numbers)) for one in zip(*costs, strict=True)]
+    require(none_is_left(kinds, unit, price, np.array(prefix), bound.places, equal), complaint)
     return lower, "prices on kinds and search"
 
 

@@ -40,6 +40,9 @@ length, rank, label). The label is roughly the time of the set in units of a gri
 about equally long, which matters, since by concavity a multiplier alone would rather take everything or
 nothing. The program does not depend on T, so T is bisected on its table.
 
+**Equal requests** need not be told apart (:mod:`tailopt.oracle.lagrangian_alike`). Those of one length may
+all count with the least prompt among them: T(S) falls by no more than they differ.
+
 **Prices** start from a linear program where all functions are lines (:mod:`tailopt.oracle.lagrangian_start`),
 else from what each request costs in the plan at hand, and follow the subgradient: a request that the engines
 of the best leaders leave out should cost more, one that several take less.
@@ -56,6 +59,7 @@ import numpy as np
 from tailopt.arrays import Floats, Ints
 from tailopt.engine.decode_time import context_read
 from tailopt.engine.step_time import Lines
+from tailopt.oracle.lagrangian_alike import classes, least_of_class, mean_of_class
 from tailopt.oracle.lagrangian_kernel import Marks, collect, layout, most_collected, tabulate, worth
 from tailopt.oracle.lagrangian_minorant import (
     ConcaveMinorant,
@@ -112,6 +116,8 @@ class PricedBound:
         states: how many ways to place some of them were looked at.
         shares: for each minorant the share of its prompt's shared tokens that each request pays for; those of
             one prompt sum to 1 at most. Empty if nobody pays for them.
+        alike: class of each request; those of a class are equally long, and all count with its least prompt
+            and least prefill. Empty if each is a class.
     """
 
     lower_s: float
@@ -123,6 +129,7 @@ class PricedBound:
     places: int = 0
     states: int = 0
     shares: tuple[tuple[float, ...], ...] = ()
+    alike: tuple[int, ...] = ()
 
 
 def labels(cost_s: Floats, label_s: float) -> Ints:
@@ -219,10 +226,23 @@ class Asked:
 
     The minorants are those that say most of the plan at hand, and a few that say more of another: those of a
     well balanced plan alone say little of leaders that it does not have.
+
+    Args:
+        problem, units: what is placed where.
+        engine_of: ``[u]`` engines of the plan at hand.
+        upper_s: its makespan.
+        other: ``[u]`` engines of another plan.
+        spare_s: seconds an engine, in the mean, that the bound may lose for requests that are alike.
     """
 
     def __init__(
-        self, problem: Problem, units: Units, engine_of: Ints, upper_s: float, other: Ints | None = None
+        self,
+        problem: Problem,
+        units: Units,
+        engine_of: Ints,
+        upper_s: float,
+        other: Ints | None = None,
+        spare_s: float = 0.0,
     ) -> None:
         trace, engines = problem.trace, range(len(problem.fleet.engines))
         unit = np.repeat(np.arange(len(units.members)), [len(members) for members in units.members])
@@ -248,10 +268,12 @@ class Asked:
         self.mixes = np.eye(len(self.minorants))
         self.parts = [[self._part(*part) for part in parts_of(minorant)] for minorant in self.minorants]
         ranks = max(len(part.rises) for parts in self.parts for part in parts)
-        self.fixed_s = np.array(
-            [sum(part.context_s for part in parts) + self.prefill_s for parts in self.parts]
-        )
-        self.fixed_s += self.shares * self.shared_s
+        context_s = np.array([sum(part.context_s for part in parts) for parts in self.parts])
+        paid_s = self.prefill_s + self.shares * self.shared_s
+        self.alike = np.arange(len(self.unit))
+        if len(self.first) == len(self.unit):
+            self.alike = classes(self.length, context_s + paid_s, spare_s * self.engines)
+        self.fixed_s = least_of_class(context_s, self.alike) + least_of_class(paid_s, self.alike)
         self.cost_s = np.array(
             [sum(part.length[:, None] * _padded(part.rises, ranks) for part in parts) for parts in self.parts]
         )
@@ -352,6 +374,19 @@ class Asked:
         """Makespan of a plan by the minorants."""
         return float(self._seconds_by_all(engine_of_unit[self.unit]).max())
 
+    def completed(self, engine_of_unit: Ints) -> Ints:
+        """A beginning (-1: unit not placed) as a plan: the next request where it is done first."""
+        engine_of = engine_of_unit.copy()
+        held, load_s = np.zeros(self.engines, np.int64), np.zeros((len(self.minorants), self.engines))
+        for i, unit in enumerate(self.unit):
+            then_s = load_s + self.cost_s[:, i, np.minimum(held, self.cost_s.shape[2] - 1)]
+            if engine_of[unit] < 0:
+                engine_of[unit] = then_s.max(axis=0).argmin()
+            e = engine_of[unit]
+            load_s[:, e] = then_s[:, e]
+            held[e] += 1
+        return engine_of
+
     def _seconds_in_plan(self, minorants: Sequence[Minorant], engine_of: Ints) -> Floats:
         """``[m, minorants]`` seconds of a plan's engines by each minorant, shared tokens left out."""
         seconds = np.zeros((self.engines, len(minorants)))
@@ -444,7 +479,7 @@ class Asked:
 
     def evaluate(self, prices: Floats, relative: Floats | None = None) -> "Priced":
         """The dynamic program at these prices and multipliers; None: each minorant's, at all levels."""
-        level_s = self._level_s(prices)
+        prices, level_s = mean_of_class(prices, self.alike), self._level_s(prices)
         if relative is None:
             levels = level_s * np.geomspace(LEAST_LEVEL, MOST_LEVEL, self.levels)
             levels = np.append(levels, min(1.0, MOST_LEVEL * level_s))  # 1: as prices start, first engine
@@ -560,6 +595,8 @@ class Priced:
         asked = self.asked
         prices, shares = np.empty(len(self.prices)), np.empty(asked.shares.shape)
         prices[asked.requests], shares[:, asked.requests] = self.prices, asked.shares
+        alike = np.empty(len(self.prices), dtype=np.int64)
+        alike[asked.requests] = asked.requests[asked.alike]
         return PricedBound(
             lower_s,
             tuple(asked.minorants),
@@ -570,6 +607,7 @@ class Priced:
             places,
             states,
             tuple(tuple(one.tolist()) for one in shares) if asked.shared_s.any() else (),
+            tuple(alike.tolist()) if (np.diff(np.sort(alike)) == 0).any() else (),
         )
 
 

@@ -134,6 +134,7 @@ def collectable(
 def explore(
     cost_s: Floats,
     unit: Ints,
+    before: Ints,
     price: Floats,
     prefix: Floats,
     value: Floats,
@@ -154,13 +155,14 @@ def explore(
             placed at most.
         high: of :func:`highest`.
         unit: ``[n]`` unit of each request; units come in order of their first request.
+        before: ``[n]`` one before that is equal to each, or -1; equal ones are units of their own.
         prefix: ``[u + 1]`` sums of the units' prices.
         value: ``[u]`` what an engine led by each unit collects.
         engines: how many.
         makespan_s: the trial.
         slack: by how much prices may be missed, for the rounding of sums.
         most_states: when to give up.
-        engine_of: ``[u]`` written: the plan, if one is found.
+        engine_of: ``[u]`` written: the plan, if one is found, else the longest beginning, and -1 beyond.
 
     Returns:
         REFUTED, FOUND or GIVEN_UP; how many states were looked at; after how many requests none was left.
@@ -183,12 +185,14 @@ def explore(
     for i in range(n):
         started[i + 1] = max(started[i], unit[i] + 1)
     states, deepest, i, fresh = 0, 0, 0, True
+    longest = np.full(len(value), -1)
     while i >= 0:
         if fresh:
             children[i], following[i] = 0, 0
             if i == n:
                 return FOUND, states, n
             if i == places or states > most_states:
+                engine_of[:] = longest
                 return GIVEN_UP, states, deepest
             first = started[i + 1] > started[i]
             for g in range(opened[i]):  # what each engine collects if this request goes elsewhere
@@ -198,6 +202,10 @@ def explore(
                 alone[g] = collectable(rest[row], high[row], multiplier, room, paid, least)
             for e in range(min(opened[i] + 1, engines) if first else engines):
                 if not first and e != engine_of[unit[i]]:
+                    continue
+                if before[i] >= 0 and e < engine_of[unit[before[i]]]:
+                    continue
+                if n == len(value) and e < opened[i] and as_before(held[i], load_s[i], e):
                     continue
                 column, fits = min(held[i, e], ranks - 1), True
                 for q in range(minorants):
@@ -215,12 +223,7 @@ def explore(
                     sum_ += alone[g] if g != e else 0.0
                 sum_ = with_new_engines(sum_, value, prefix, started[i + 1], engines - now_open, slack)
                 if sum_ >= enough:
-                    at = children[i]
-                    while at > 0 and collected[i, at - 1] < sum_:
-                        collected[i, at], child[i, at] = collected[i, at - 1], child[i, at - 1]
-                        at -= 1
-                    collected[i, at], child[i, at] = sum_, e
-                    children[i] += 1
+                    children[i] = put(child[i], collected[i], children[i], e, sum_)
         if following[i] == children[i]:
             i, fresh = i - 1, False
             continue
@@ -233,8 +236,29 @@ def explore(
             load_s[i + 1, e, q] += cost_s[q, i, column]
         engine_of[unit[i]] = e
         i, fresh = i + 1, True
-        deepest = max(deepest, i)
+        if i > deepest:
+            deepest, longest[: started[i]] = i, engine_of[: started[i]]
     return REFUTED, states, deepest + 1
+
+
+@njit(cache=True)
+def put(child: Ints, collected: Floats, children: int, e: int, sum_: float) -> int:
+    """One child more, before those that collect less; how many there are now."""
+    at = children
+    while at > 0 and collected[at - 1] < sum_:
+        collected[at], child[at] = collected[at - 1], child[at - 1]
+        at -= 1
+    collected[at], child[at] = sum_, e
+    return children + 1
+
+
+@njit(cache=True)
+def as_before(held: Ints, load_s: Floats, e: int, first: int = 0) -> bool:
+    """Whether an engine before engine e, from ``first`` on, holds as many and is equally late."""
+    found = False
+    for g in range(first, e):
+        found |= held[g] == held[e] and (load_s[g] == load_s[e]).all()
+    return found
 
 
 @njit(cache=True)

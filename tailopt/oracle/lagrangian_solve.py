@@ -2,7 +2,8 @@
 
 The local search goes by estimated engine times where requests have to wait. So it runs in rounds, and in each
 the engines that the simulator found slower than estimated are slower by as much. Then prices are improved and
-the search at the best of them narrows what is open, in turn and with more effort each time.
+the search at the best of them narrows what is open, in turn and with more effort each time. The best plan
+that a search leads to, if it is not far off, is where the local search goes on from.
 """
 
 from dataclasses import replace
@@ -26,9 +27,13 @@ from tailopt.simulate.simulator import simulate
 
 SLICES = (12, 6, 6)  # of the rounds of local search, if there is no time limit
 SHARES = (0.1, 0.1, 0.1)  # of the time limit
+POLISH_SHARE, POLISH_SLICES = 0.05, 4  # the same for the plans that a search leads to
+MOST_OF = 0.5  # the units that a beginning must hold to be completed
 ROUNDS, MOST_ROUNDS = 1, 40  # of prices and search, without a time limit and with one
 ITERATIONS, MORE_ITERATIONS = 16, 3  # of the prices in the first round; so many times more in the next
 STATES, MORE_STATES = 2**15, 4  # until a trial is given up in the first round; so many times more in the next
+UNLIMITED_STATES = 2**17  # if there is no time limit
+SPARE = 0.01  # of what is open, that counting requests as equal may cost
 PRICES_SHARE, MORE_SHARE = 0.4, 0.9  # of what is left of the time limit, for prices; after a search in vain
 
 
@@ -121,9 +126,9 @@ class _Refined:
             return
         upper_s = self.run.makespan_s
         here, first = (self._engine_of_units(plan) for plan in (self.run.plan, self.first.plan))
-        asked = Asked(self.problem, self.units, here, upper_s, first)
+        asked = Asked(self.problem, self.units, here, upper_s, first, SPARE * (upper_s - self.lower_s))
         ascent = Ascent(asked)
-        iterations, states = ITERATIONS, STATES
+        iterations, states = ITERATIONS, STATES if self.limited else UNLIMITED_STATES
         search, searched_at, share, given_up_s = None, 0.0, PRICES_SHARE, np.inf
         for _ in range(MOST_ROUNDS if self.limited else ROUNDS):
             now = clock()
@@ -140,12 +145,29 @@ class _Refined:
             searched = search.narrow(self.lower_s, self.run.makespan_s, states, self.deadline_s, given_up_s)
             given_up_s = searched.given_up_s
             share = PRICES_SHARE if searched.lower_s > 0 or searched.plans else MORE_SHARE
-            for engine_of in searched.plans:
-                self._simulated(engine_of)
+            far = [one for one in searched.beginnings if (one >= 0).mean() > MOST_OF]
+            self._polish([*searched.plans, *map(asked.completed, far)])
             if searched.lower_s > 0:
                 lower_s = not_above(searched.lower_s, self.run.makespan_s)
                 self._raise_to(priced.argument(lower_s, searched.places, searched.states), "priced search")
             iterations, states = MORE_ITERATIONS * iterations, MORE_STATES * states
+
+    def _polish(self, plans: list[Ints]) -> None:
+        """The local search from the best of some plans, if that is no further off than what is open."""
+        runs = [self._simulated(engine_of) for engine_of in plans]
+        best = min(runs, key=lambda run: run.makespan_s, default=None)
+        if best is None or self.optimal or 2 * self.run.makespan_s - self.lower_s < best.makespan_s:
+            return
+        engine_of = local_search(
+            self.problem,
+            self.units,
+            self._engine_of_units(best.plan),
+            lower_s=self.lower_s,
+            time_limit_s=min(POLISH_SHARE * self.limit_s, self.deadline_s - clock()),
+            seed=self.seed + len(SLICES),
+            slices=None if self.limited else POLISH_SLICES,
+        )
+        self._simulated(engine_of)
 
     def certificate(self) -> Certificate:
         """What was found."""

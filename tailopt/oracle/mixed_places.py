@@ -11,7 +11,9 @@ inequality q, its leader's constant included, collects of the requests from i on
 
 (where a row does not hold for the leader, :math:`t_q = -\infty`), and what engines that are still empty
 collect is found over the numbers of them opened by kind, the more collected before the better. If all this
-does not pay for all units no plan done by T begins that way. When no beginning is left T is refuted.
+does not pay for all units no plan done by T begins that way. When no beginning is left T is refuted. Requests
+that cost every kind the same, and engines of a kind that are equal so far, are not told apart
+(:mod:`tailopt.oracle.lagrangian_alike`).
 """
 
 from dataclasses import dataclass
@@ -20,8 +22,8 @@ from time import perf_counter as clock
 import numpy as np
 
 from tailopt.arrays import Ints
-from tailopt.oracle.certificate import OPTIMAL_GAP
-from tailopt.oracle.lagrangian_search import CLOSER, FURTHER, MOST_TRIALS, PROBES, WIDTH
+from tailopt.oracle.lagrangian_alike import one_before
+from tailopt.oracle.lagrangian_search import MOST_TRIALS, Trials
 from tailopt.oracle.lagrangian_search_kernel import BLOCK, FOUND, REFUTED, highest, rests
 from tailopt.oracle.mixed_places_kernel import explore
 from tailopt.oracle.mixed_priced import MARGIN, Evaluated
@@ -83,10 +85,22 @@ class PlacesSearch:
                   priced.prices, one.multipliers, self.start, rest)  # fmt: skip
             self.rest[k, :, : len(one.multipliers), : one.classes + 1] = rest
             highest(self.rest[k], self.high[k])
+        self.before = one_before(self._alike())
         self.multipliers = np.array([len(one.multipliers) for one in programs])
         self.kind_of = np.repeat(np.arange(kinds), asked.counts)
         engines = [e for one in programs for e in one.side.kind.engines]
         self.engines = np.array(engines, dtype=np.int64)  # in the fleet, kind by kind
+
+    def _alike(self) -> Ints:
+        """``[n]`` class of each request: those that cost every kind the same, if none stays with others."""
+        n = self.cost_s.shape[2]
+        if len(self.asked.first) < n:
+            return np.arange(n)
+        costs = np.concatenate([
+            np.moveaxis(self.cost_s, 2, 0).reshape(n, -1), np.moveaxis(self.constant_s, 2, 0).reshape(n, -1),
+            self.most_before.T,
+        ], axis=1)  # fmt: skip
+        return np.asarray(np.unique(costs, axis=0, return_inverse=True)[1].reshape(n))
 
     def explore(self, makespan_s: float, most_states: int) -> tuple[int, int, int, Ints]:
         """Whether a makespan is refuted, a plan found, or it was given up; states, places, and the plan."""
@@ -94,10 +108,9 @@ class PlacesSearch:
         priced.surplus(makespan_s)
         engine_of = np.zeros(len(asked.first), dtype=np.int64)
         outcome, states, places = explore(
-            self.kind_of, self.cost_s, self.constant_s, self.most_before, asked.unit, priced.prices,
-            priced.prefix,
-            priced.value, self.multiplier, self.multipliers, self.start, self.rest, self.high, makespan_s,
-            MARGIN * float(priced.prefix[-1]), most_states, engine_of,
+            self.kind_of, self.cost_s, self.constant_s, self.most_before, asked.unit, self.before,
+            priced.prices, priced.prefix, priced.value, self.multiplier, self.multipliers, self.start,
+            self.rest, self.high, makespan_s, MARGIN * float(priced.prefix[-1]), most_states, engine_of,
         )  # fmt: skip
         return outcome, states, places, self.engines[engine_of]
 
@@ -109,29 +122,24 @@ class PlacesSearch:
             most_states: after which a trial is given up.
             deadline_s: :func:`time.perf_counter` at which to stop.
         """
-        searched, given_up = Searched(0.0, 0, 0, [], False), 0
-        last_s = upper_s * (1 - OPTIMAL_GAP / 2)
-        trial_s = (lower_s + upper_s) / 2
+        searched, trials = Searched(0.0, 0, 0, [], False), Trials(lower_s, upper_s)
         for _ in range(MOST_TRIALS):
             allowed = min(most_states, max(0.0, deadline_s - clock()) * self.pace)
-            if given_up == PROBES or allowed < 1 or upper_s - lower_s <= WIDTH * upper_s:
+            if trials.over or allowed < 1:
                 break
-            started = clock()
+            started, trial_s = clock(), trials.next_s
             outcome, states, places, engine_of = self.explore(trial_s, int(allowed))
             if states > LEAST_TIMED:
                 self.pace = states / max(clock() - started, 1e-9)
             if outcome == FOUND:
                 searched.plans.append(engine_of)
-                upper_s, trial_s = trial_s, (lower_s + trial_s) / 2
+                trials.found(trial_s)
             elif outcome == REFUTED:
                 searched.lower_s, searched.places, searched.states = trial_s, places, states
-                further_s = trial_s + FURTHER * (trial_s - lower_s)
-                lower_s, middle_s = trial_s, (trial_s + upper_s) / 2
-                trial_s = min(last_s if upper_s >= last_s else middle_s, further_s)
+                trials.refuted()
             else:
                 searched.full |= states <= allowed
-                upper_s, given_up = trial_s, given_up + 1
-                trial_s = lower_s + (trial_s - lower_s) / CLOSER
+                trials.gave_up()
         return searched
 
 

@@ -7,7 +7,15 @@ import numpy as np
 from numba import njit
 
 from tailopt.arrays import Floats, Ints
-from tailopt.oracle.lagrangian_search_kernel import BLOCK, FOUND, GIVEN_UP, REFUTED, collectable
+from tailopt.oracle.lagrangian_search_kernel import (
+    BLOCK,
+    FOUND,
+    GIVEN_UP,
+    REFUTED,
+    as_before,
+    collectable,
+    put,
+)
 
 
 @njit(cache=True, nogil=True)
@@ -17,6 +25,7 @@ def explore(
     constant_s: Floats,
     most_before: Ints,
     unit: Ints,
+    before: Ints,
     price: Floats,
     prefix: Floats,
     value: Floats,
@@ -38,6 +47,7 @@ def explore(
         constant_s: ``[kinds, inequalities, u]`` what an engine led by each unit takes besides.
         most_before: ``[kinds, n]`` longer requests that an engine can hold besides each; -1: not even it.
         unit: ``[n]`` unit of each request; units come in order of their first request.
+        before: ``[n]`` one before that is equal to each, or -1; equal ones are units of their own.
         price: ``[n]``.
         prefix: ``[u + 1]`` sums of the units' prices.
         value: ``[kinds, u]`` what an engine led by each unit collects.
@@ -61,7 +71,8 @@ def explore(
     least, alone = np.empty(high.shape[3] + BLOCK), np.empty(engines)
     room, then_s, paid = np.empty(inequalities), np.empty(inequalities), np.empty(multiplier.shape[1])
     left = np.zeros(kinds, np.int64)
-    richest = ranges(value)
+    richest, single = ranges(value), n == value.shape[1]
+    of_kind = np.searchsorted(kind_of, np.arange(kinds))
     placed, started = np.zeros(n + 1), np.zeros(n + 1, np.int64)
     for i in range(n):
         placed[i + 1] = placed[i] + price[i]
@@ -91,8 +102,10 @@ def explore(
                 k, opens = kind_of[e], held[i, e] == 0
                 if held[i, e] > most_before[k, i] or (not first and e != engine_of[unit[i]]):
                     continue
-                if opens and e > 0 and kind_of[e - 1] == k and held[i, e - 1] == 0:
-                    continue  # as good as the one before
+                if before[i] >= 0 and e < engine_of[unit[before[i]]]:
+                    continue
+                if (opens or single) and as_before(held[i], load_s[i], e, of_kind[k]):
+                    continue
                 column, in_time = min(held[i, e], ranks - 1), True
                 for q in range(inequalities):
                     before_s = constant_s[k, q, unit[i]] if opens else load_s[i, e, q]
@@ -112,12 +125,7 @@ def explore(
                 sum_ = with_new_engines(sum_, richest, prefix, started[i + 1], left, slack)
                 left[k] += opens
                 if sum_ >= enough:
-                    at = children[i]
-                    while at > 0 and collected[i, at - 1] < sum_:
-                        collected[i, at], child[i, at] = collected[i, at - 1], child[i, at - 1]
-                        at -= 1
-                    collected[i, at], child[i, at] = sum_, e
-                    children[i] += 1
+                    children[i] = put(child[i], collected[i], children[i], e, sum_)
         if following[i] == children[i]:
             i, fresh = i - 1, False
             continue
