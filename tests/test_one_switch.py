@@ -18,10 +18,11 @@ from tailopt.oracle.check_one_switch import check_class, check_one_switch
 from tailopt.oracle.class_bound import class_bound, class_sizes
 from tailopt.oracle.one_switch import (
     SwitchCertificate,
-    meeting,
     solve_one_switch,
     with_switch_costs,
 )
+from tailopt.oracle.one_switch_kernel import done_s, walk
+from tailopt.oracle.one_switch_search import SwitchSearch, meeting
 from tailopt.oracle.shapes import full_cuts, solve_shapes
 from tailopt.plan import Engine, Fleet, Plan, ReviewPoint, View
 from tailopt.simulate.simulator import simulate_policy
@@ -251,3 +252,29 @@ def test_tampering_is_refused() -> None:
     faster = replace(found.run, finish_s=found.run.finish_s / 2)
     with pytest.raises(InputError, match="the switch takes"):
         check_one_switch(replace(found, run=faster), trace, PHASES, 2, atomic=False)
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize(("slots", "prefill"), [(100, 1e9), (3, 1e9), (100, 1e4)])
+def test_what_is_annealed_is_what_the_simulator_says(atomic: bool, slots: int, prefill: float) -> None:
+    """When a plan switches and is done, by the closed form and step by step, also where slots are few."""
+    rng = np.random.default_rng(slots)
+    shapes = (
+        ShapeProfile(1, CROWDED, prefill, 10**6, slots, sleep_s=0.5, wake_s=2.0),
+        ShapeProfile(2, Affine(0.25, 0.1, 1e-5), prefill, 10**6, slots, sleep_s=0.2, wake_s=1.0),
+    )
+    engines = profile(*shapes)
+    for _ in range(20):
+        trace = Trace.of(rng.integers(40, 400, (6, 2)).tolist(), prompt_tokens=30)
+        static = solve_shapes(trace, engines, 4, atomic=atomic)
+        search = SwitchSearch(trace, static, (4,), atomic, 0.0, None, 0, lambda run: None)
+        search.estimate()
+        for makespan_s, dealt in search.starts:
+            batch, first, second = search._arrays(dealt)
+            start, finish_s, seen = np.zeros(12, np.int64), np.zeros(12), np.zeros(6, np.int64)
+            for e in range(len(first.kind)):
+                walk(batch, first, e, dealt.before, np.inf, start, finish_s, seen)
+            _, then_s, _ = done_s(
+                batch, first, second, dealt.before, dealt.after, dealt.unfinished, start, finish_s, seen
+            )
+            assert then_s.max() == pytest.approx(makespan_s, rel=0.02 if slots == 100 else 0.1)
