@@ -85,7 +85,7 @@ def walk(
             tokens += batch.own[r] + (0 if seen[batch.group[r]] else batch.shared[r])
             seen[batch.group[r]] = 1
     slots, k = first.slots[e], first.kind[e]
-    order = np.arange(count - 1, -1, -1)  # by rising finish
+    order: Ints = np.arange(count - 1, -1, -1)  # by rising finish
     if count > slots:
         ends = [due[i] for i in range(slots)]
         heapify(ends)
