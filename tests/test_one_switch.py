@@ -213,6 +213,12 @@ def test_time_limit_topology_and_groups_on_a_real_batch() -> None:
     assert checked.upper_s == pytest.approx(found.upper_s, rel=1e-9)
 
 
+def test_a_switch_is_looked_for_within_a_limit_that_covers_the_static_search() -> None:
+    trace = Trace.of([[100]] + [[10]] * 39)
+    found = solve_one_switch(trace, PHASES, 2, atomic=False, time_limit_s=5.0)
+    assert found.gain > 0.05
+
+
 def test_interrupt_gives_what_is_known() -> None:
     reports: list[SwitchCertificate] = []
 
@@ -267,7 +273,7 @@ def test_what_is_annealed_is_what_the_simulator_says(atomic: bool, slots: int, p
     for _ in range(20):
         trace = Trace.of(rng.integers(40, 400, (6, 2)).tolist(), prompt_tokens=30)
         static = solve_shapes(trace, engines, 4, atomic=atomic)
-        search = SwitchSearch(trace, static, (4,), atomic, 0.0, None, 0, lambda run: None)
+        search = SwitchSearch(trace, static, (4,), atomic, np.inf, 0, lambda run: None)
         search.estimate()
         for makespan_s, dealt in search.starts:
             batch, first, second = search._arrays(dealt)

@@ -239,7 +239,8 @@ def solve_one_switch(
         if progress is not None:
             progress(found(run))
 
-    search = SwitchSearch(trace, static, groups, atomic, started, time_limit_s, seed, better)
+    deadline = np.inf if time_limit_s is None else started + time_limit_s
+    search = SwitchSearch(trace, static, groups, atomic, deadline, seed, better)
     try:
         search.estimate()
         search.anneal()

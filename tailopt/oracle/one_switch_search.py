@@ -34,7 +34,7 @@ from tailopt.simulate.simulator import simulate, simulate_policy
 from tailopt.trace import Trace
 
 RATIO = 1.5  # between one cut-off of the series and the next
-LEAST_CUT_OFF = 16
+LEAST_CUT_OFF = 1 / 16  # of the requests
 BEYOND = 0.5  # share of the lengths beyond a cut-off that beginnings count on
 NEAR = 1.1  # a switch that is not estimated to be this near to the best found is left alone
 FILLED = 1e-3  # relative width at which the bisection for a filling stops
@@ -43,7 +43,7 @@ STARTS = 6, 2, 1, 0  # switches of each size that are annealed, turn by turn; in
 SIZES = 16, 64, 160  # requests left: few to many
 HOT, COLD = 1e-3, 5e-6  # rise of the makespan, as a share, taken with probability 1/e
 PROPOSALS = 8_000  # for each, without a time limit
-SLICE_S = 0.2  # between two looks at the clock
+SLICE_S, MOST = 0.2, 1_000_000  # between two looks at the clock: seconds, and proposals at most
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,12 @@ class SwitchSearch:
         static: ShapesCertificate,
         groups: tuple[int, ...],
         atomic: bool,
-        started: float,
-        time_limit_s: float | None,
+        deadline: float,
         seed: int,
         better: Callable[[Run], None],
     ) -> None:
         self.trace, self.groups, self.atomic = trace, groups, atomic
-        self.started, self.seed, self.better = started, seed, better
-        self.deadline = np.inf if time_limit_s is None else started + time_limit_s
+        self.deadline, self.seed, self.better = deadline, seed, better
         order = [tuple(engine.tp for engine in cut.fleet.engines) for cut in static.cuts]
         by_shape = sorted(range(len(order)), key=lambda k: order[k])  # whatever the bounds are
         self.cuts = [static.cuts[k] for k in by_shape if static.cuts[k].bound is not None]
@@ -110,8 +108,9 @@ class SwitchSearch:
     def estimate(self) -> None:
         """Simulate the switches of least estimate, one for each size and pair of cuts: to start from."""
         guesses: list[tuple[float, Switch]] = []
-        until = self.started + ESTIMATES_SHARE * (self.deadline - self.started)
-        beginnings = [0, *(n for n in _series(self.trace.n_requests) if n >= LEAST_CUT_OFF)]
+        now, n = time.perf_counter(), self.trace.n_requests
+        until = now + ESTIMATES_SHARE * (self.deadline - now)
+        beginnings = [0, *(left for left in _series(n) if left >= LEAST_CUT_OFF * n)]
         # should the time not suffice, the cuts that are best without a switch were looked at
         for first in sorted(range(len(self.cuts)), key=lambda k: self.cuts[k].lower_s):
             for cut_off in beginnings:
@@ -154,14 +153,17 @@ class SwitchSearch:
         done, proposals = 0.0, PROPOSALS if until == np.inf else self.pace
         while done < 1:
             at = time.perf_counter()
-            then = 1.0 if until == np.inf else min(1.0, (at + SLICE_S - started) / (until - started))
+            last = until == np.inf or at + SLICE_S >= until
+            then = 1.0 if last else (at + SLICE_S - started) / (until - started)
             unfinished, _ = anneal(
                 batch, first, second, before, after, unfinished, hot_s * (cold_s / hot_s) ** done,
                 hot_s * (cold_s / hot_s) ** then, proposals, random,
             )  # fmt: skip
             if until < np.inf:
                 took_s = max(time.perf_counter() - at, 1e-6)
-                self.pace = proposals = int(np.clip(proposals * SLICE_S / took_s, 10, 10 * proposals))
+                self.pace = proposals = int(
+                    np.clip(proposals * SLICE_S / took_s, 10, min(10 * proposals, MOST))
+                )
             done = then
         found = replace(dealt, before=before, after=after, unfinished=unfinished)
         return self._carry_out(found), found
