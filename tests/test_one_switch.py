@@ -270,7 +270,7 @@ def test_what_is_annealed_is_what_the_simulator_says(atomic: bool, slots: int, p
         ShapeProfile(2, Affine(0.25, 0.1, 1e-5), prefill, 10**6, slots, sleep_s=0.2, wake_s=1.0),
     )
     engines = profile(*shapes)
-    for _ in range(20):
+    for _ in range(3):
         trace = Trace.of(rng.integers(40, 400, (6, 2)).tolist(), prompt_tokens=30)
         static = solve_shapes(trace, engines, 4, atomic=atomic)
         search = SwitchSearch(trace, static, (4,), atomic, np.inf, 0, lambda run: None)
