@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from strategies import concave_step_times, fleet_of, fleets, profile, step_times, traces
 
 from tailopt.engine.decode_time import decode_time_s
+from tailopt.engine.profile import ShapeProfile
 from tailopt.engine.step_time import Affine, MaxAffine, Power, StepTime, Table
 from tailopt.errors import InputError
 from tailopt.oracle.bound_and_fill import plan_of, staircase
@@ -33,7 +34,7 @@ from tailopt.oracle.local_search import local_search
 from tailopt.oracle.problem import Problem
 from tailopt.oracle.solve import solve
 from tailopt.oracle.units import units_of
-from tailopt.plan import Fleet, Plan
+from tailopt.plan import Engine, Fleet, Plan
 from tailopt.simulate import simulate
 from tailopt.trace import Trace
 
@@ -649,6 +650,25 @@ def test_requests_that_differ_by_their_prompts_count_as_equal() -> None:
     bound = PricedBound(1.0, (ConcaveMinorant((1e-9,), 0.0),), (1.0,) * 4, ((0.0,),), 1.0, 4, alike=(0,) * 4)
     with pytest.raises(InputError, match="stay together"):
         check_priced(bound, Problem(pairs, CAPPED.fleet, atomic=True))
+
+
+@pytest.mark.parametrize("spare_s", [0.0, 0.003, 0.02, 0.2])
+def test_equal_requests_cost_no_more_than_may_be_spared(spare_s: float) -> None:
+    """Short prompts of one sample each, and a long one of eight: as dear, by prefill or by context."""
+    shape = ShapeProfile(1, Power(2e-3, 1e-3, 0.5, 1e-8), 2e4, 10**7, 1000, 10**9, 16, prefix_caching=True)
+    prompts = [*range(505, 513), 1792, 10]
+    trace = Trace.of([*[[1000]] * 8, [1000] * 8, [300]], prompt_tokens=prompts)
+    problem = Problem(trace, Fleet(profile(shape), (Engine(1),) * 2, 2), atomic=False)
+    units, certificate = units_of(problem), staircase(problem)
+    here = certificate.plan.engine_of[[members[0] for members in units.members]]
+    asked, apart = (
+        Asked(problem, units, here, certificate.upper_s, spare_s=one / 2) for one in (spare_s, 0.0)
+    )
+    lost_s = (apart.fixed_s - asked.fixed_s).sum(axis=1)
+    assert (lost_s >= 0).all()
+    assert lost_s.max() <= spare_s * SLACK
+    if spare_s > 0:
+        assert len(set(asked.alike)) < len(set(apart.alike))
 
 
 @given(traces(), concave_step_times(), st.integers(1, 4), st.booleans(), st.data())

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from test_mixed import CONCAVE, SLACK, two_shapes
 from tailopt.engine.profile import ShapeProfile
 from tailopt.engine.step_time import Affine, Power
 from tailopt.errors import InputError
+from tailopt.oracle import check_mixed_places
 from tailopt.oracle.bound_and_fill import plan_of, staircase
 from tailopt.oracle.brute import brute_force
 from tailopt.oracle.check import check
@@ -123,6 +125,28 @@ def test_one_choice_of_engines_is_tried_once() -> None:
     outcome, states, _, _ = search.explore(upper_s, 100)
     assert outcome == FOUND
     assert 2 + 2 + 2 <= states <= 2 + 3 + 3
+
+
+def test_equal_requests_are_dealt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine alike on two engines of each of two kinds from the first one on, by search and checker."""
+    shapes = [ShapeProfile(tp, Power(2e-3 / tp, 1e-3, 0.5, 1e-7), 1e300, 10**6, 1000, 10**9) for tp in (1, 2)]
+    lengths = [2000] * 9 + [1500, 1400, 700, 650, 600, 300, 200, 100]
+    fleet = Fleet(profile(*shapes), tuple(map(Engine, (1, 1, 2, 2))), 6)
+    problem = Problem(Trace.of([[one] for one in lengths]), fleet, atomic=False)
+    search, upper_s = searched(problem, iterations=20)
+    assert search.before[:9].tolist() == [-1, *range(8)]
+    assert (search.before[9:] == -1).all()
+    found = search.narrow(search.priced.refuted_s(0.0), upper_s, 10_000, np.inf)
+    bound = search.priced.argument(found.lower_s, found.places, found.states)
+    assert bound.places > 2
+    ways = {
+        (i, *sorted((a, b)), *sorted((c, i - a - b - c)))
+        for i in range(1, bound.places + 1)
+        for a, b, c in product(range(i + 1), repeat=3)
+        if a + b + c <= i
+    }
+    monkeypatch.setattr(check_mixed_places, "MOST_STATES", len(ways))
+    assert check_priced_kinds(bound, problem) == (Fraction(found.lower_s), "prices on kinds and search")
 
 
 GROUPS = Problem(

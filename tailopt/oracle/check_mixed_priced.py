@@ -137,9 +137,9 @@ def _require_below(
             )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Request:
-    """One request on an engine of a kind."""
+    """One request on an engine of a kind; equal ones count as the same in a search over places."""
 
     output: int
     context: Fraction

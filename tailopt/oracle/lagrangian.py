@@ -272,7 +272,7 @@ class Asked:
         paid_s = self.prefill_s + self.shares * self.shared_s
         self.alike = np.arange(len(self.unit))
         if len(self.first) == len(self.unit):
-            self.alike = classes(self.length, context_s + paid_s, spare_s * self.engines)
+            self.alike = classes(self.length, context_s, paid_s, spare_s * self.engines)
         self.fixed_s = least_of_class(context_s, self.alike) + least_of_class(paid_s, self.alike)
         self.cost_s = np.array(
             [sum(part.length[:, None] * _padded(part.rises, ranks) for part in parts) for parts in self.parts]

@@ -17,27 +17,35 @@ import numpy as np
 from tailopt.arrays import Floats, Ints
 
 
-def classes(length: Ints, fixed_s: Floats, spare_s: float) -> Ints:
+def classes(length: Ints, context_s: Floats, paid_s: Floats, spare_s: float) -> Ints:
     """``[n]`` the first request of each one's class: those of one length, in as few parts as may be.
 
     Args:
         length: ``[n]`` falling.
-        fixed_s: ``[minorants, n]`` what each request costs an engine besides its steps.
+        context_s, paid_s: ``[minorants, n]`` what each request costs an engine besides its steps; a class
+            counts with the least of either, which need not be of one request.
         spare_s: what all requests together may count less, by any minorant; longer ones come first.
 
-    >>> classes(np.array([9, 9, 9, 5, 5]), np.array([[1.0, 3.0, 1.5, 0.0, 1.0]]), 0.7).tolist()
+    >>> none_s = np.zeros((1, 5))
+    >>> classes(np.array([9, 9, 9, 5, 5]), np.array([[1.0, 3.0, 1.5, 0.0, 1.0]]), none_s, 0.7).tolist()
     [0, 1, 0, 3, 4]
     """
+
+    def lost_s(one: Ints) -> float:
+        of_each = [cost_s[:, one] - cost_s[:, one].min(axis=1)[:, None] for cost_s in (context_s, paid_s)]
+        return float((of_each[0] + of_each[1]).sum(axis=1).max())
+
+    fixed_s = context_s + paid_s
     alike = np.arange(len(length))
     for same in np.split(alike.copy(), np.flatnonzero(np.diff(length)) + 1):
         by_cost = same[np.lexsort(fixed_s[:, same])]
         for parts in range(1, len(same)):
             of_part = np.array_split(by_cost, parts)
-            lost_s = sum(float(np.ptp(fixed_s[:, one], axis=1).max()) * (len(one) - 1) for one in of_part)
-            if lost_s <= spare_s:
+            lost = sum(map(lost_s, of_part))
+            if lost <= spare_s:
                 for one in of_part:
                     alike[one] = one.min()
-                spare_s -= lost_s
+                spare_s -= lost
                 break
     return alike
 

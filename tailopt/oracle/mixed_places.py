@@ -92,13 +92,16 @@ class PlacesSearch:
         self.engines = np.array(engines, dtype=np.int64)  # in the fleet, kind by kind
 
     def _alike(self) -> Ints:
-        """``[n]`` class of each request: those that cost every kind the same, if none stays with others."""
+        """``[n]`` class of each request: those that cost every kind the same, if none stays with others.
+
+        They are of one length: then an engine holds as many longer ones besides each, if it fits at all.
+        """
         n = self.cost_s.shape[2]
         if len(self.asked.first) < n:
             return np.arange(n)
         costs = np.concatenate([
             np.moveaxis(self.cost_s, 2, 0).reshape(n, -1), np.moveaxis(self.constant_s, 2, 0).reshape(n, -1),
-            self.most_before.T,
+            self.asked.output[:, None], (self.most_before < 0).T,
         ], axis=1)  # fmt: skip
         return np.asarray(np.unique(costs, axis=0, return_inverse=True)[1].reshape(n))
 
