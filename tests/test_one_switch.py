@@ -233,6 +233,19 @@ def test_same_seed_same_answer() -> None:
     assert np.array_equal(one.run.finish_s, two.run.finish_s)
 
 
+@pytest.mark.parametrize("late_s", [0.0, 1e-6, 1.0])
+def test_a_start_whose_time_is_over_is_annealed_once(late_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time may pass between the share that a start is given and its beginning."""
+    trace = Trace.of([[100]] + [[10]] * 39)
+    static = solve_shapes(trace, PHASES, 2, atomic=False)
+    search = SwitchSearch(trace, static, (2,), False, 0.0, None, 0, lambda run: None)
+    search.estimate()
+    _, dealt = search.starts[0]
+    monkeypatch.setattr("tailopt.oracle.one_switch_search.time.perf_counter", lambda: 100.0)
+    makespan_s, _ = search._annealed(dealt, 100.0 - late_s, np.random.default_rng(0))
+    assert 0 < makespan_s < np.inf
+
+
 @pytest.mark.parametrize(("limit", "said"), [(0.0, "time limit"), (-1.0, "time limit")])
 def test_bad_input(limit: float, said: str) -> None:
     with pytest.raises(InputError, match=said):

@@ -151,10 +151,11 @@ class SwitchSearch:
         batch, first, second = self._arrays(dealt)
         before, after, unfinished = dealt.before.copy(), dealt.after.copy(), dealt.unfinished
         started, hot_s, cold_s = time.perf_counter(), HOT * self.run.makespan_s, COLD * self.run.makespan_s
+        span_s = max(until - started, 1e-9)  # it may be over by now
         done, proposals = 0.0, PROPOSALS if until == np.inf else self.pace
         while done < 1:
             at = time.perf_counter()
-            then = 1.0 if until == np.inf else min(1.0, (at + SLICE_S - started) / (until - started))
+            then = 1.0 if until == np.inf else min(1.0, (at + SLICE_S - started) / span_s)
             unfinished, _ = anneal(
                 batch, first, second, before, after, unfinished, hot_s * (cold_s / hot_s) ** done,
                 hot_s * (cold_s / hot_s) ** then, proposals, random,
