@@ -1,5 +1,6 @@
 """One switch: the bound against brute force, the search near it, costs, tampering."""
 
+import time
 from dataclasses import replace
 from itertools import permutations, product
 
@@ -17,6 +18,7 @@ from tailopt.oracle.any_bound import lower_any_s
 from tailopt.oracle.check_one_switch import check_class, check_one_switch
 from tailopt.oracle.class_bound import class_bound, class_sizes
 from tailopt.oracle.one_switch import (
+    STATIC_SHARE,
     SwitchCertificate,
     solve_one_switch,
     with_switch_costs,
@@ -231,6 +233,16 @@ def test_same_seed_same_answer() -> None:
     one, two = (solve_one_switch(SMALL, LLAMA, 4, atomic=True, seed=3) for _ in range(2))
     assert (one.lower_s, one.upper_s, str(one.second)) == (two.lower_s, two.upper_s, str(two.second))
     assert np.array_equal(one.run.finish_s, two.run.finish_s)
+
+
+def test_switches_are_estimated_after_a_search_without_one_that_took_its_share() -> None:
+    trace = Trace.of([[100]] + [[10]] * 39)
+    static = solve_shapes(trace, PHASES, 2, atomic=False)
+    started = time.perf_counter() - STATIC_SHARE * 100.0
+    search = SwitchSearch(trace, static, (2,), False, started, 100.0, 0, lambda run: None)
+    search.estimate()
+    assert search.starts
+    assert search.run.makespan_s < static.upper_s
 
 
 @pytest.mark.parametrize("late_s", [0.0, 1e-6, 1.0])

@@ -38,7 +38,7 @@ LEAST_CUT_OFF = 16
 BEYOND = 0.5  # share of the lengths beyond a cut-off that beginnings count on
 NEAR = 1.1  # a switch that is not estimated to be this near to the best found is left alone
 FILLED = 1e-3  # relative width at which the bisection for a filling stops
-ESTIMATES_SHARE = 0.3  # of the time
+ESTIMATES_SHARE = 0.3  # of the time that is left
 STARTS = 6, 2, 1, 0  # switches of each size that are annealed, turn by turn; in the end the best
 SIZES = 16, 64, 160  # requests left: few to many
 HOT, COLD = 1e-3, 5e-6  # rise of the makespan, as a share, taken with probability 1/e
@@ -95,7 +95,7 @@ class SwitchSearch:
         better: Callable[[Run], None],
     ) -> None:
         self.trace, self.groups, self.atomic = trace, groups, atomic
-        self.started, self.seed, self.better = started, seed, better
+        self.seed, self.better = seed, better
         self.deadline = np.inf if time_limit_s is None else started + time_limit_s
         order = [tuple(engine.tp for engine in cut.fleet.engines) for cut in static.cuts]
         by_shape = sorted(range(len(order)), key=lambda k: order[k])  # whatever the bounds are
@@ -110,7 +110,8 @@ class SwitchSearch:
     def estimate(self) -> None:
         """Simulate the switches of least estimate, one for each size and pair of cuts: to start from."""
         guesses: list[tuple[float, Switch]] = []
-        until = self.started + ESTIMATES_SHARE * (self.deadline - self.started)
+        now = time.perf_counter()
+        until = now + ESTIMATES_SHARE * (self.deadline - now)
         beginnings = [0, *(n for n in _series(self.trace.n_requests) if n >= LEAST_CUT_OFF)]
         # should the time not suffice, the cuts that are best without a switch were looked at
         for first in sorted(range(len(self.cuts)), key=lambda k: self.cuts[k].lower_s):
