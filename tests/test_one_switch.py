@@ -245,6 +245,15 @@ def test_switches_are_estimated_after_a_search_without_one_that_took_its_share()
     assert search.run.makespan_s < static.upper_s
 
 
+def test_nothing_is_estimated_when_time_is_over() -> None:
+    trace = Trace.of([[100]] + [[10]] * 39)
+    static = solve_shapes(trace, PHASES, 2, atomic=False)
+    search = SwitchSearch(trace, static, (2,), False, 0.0, None, 0, lambda run: None)
+    assert list(search._guesses(0, 0))
+    search.deadline = time.perf_counter()
+    assert not list(search._guesses(0, 0))
+
+
 @pytest.mark.parametrize("late_s", [0.0, 1e-6, 1.0])
 def test_a_start_whose_time_is_over_is_annealed_once(late_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time may pass between the share that a start is given and its beginning."""

@@ -186,6 +186,8 @@ class SwitchSearch:
             return
         for unfinished, view in seen.items():
             for second in range(len(self.fleets)):
+                if time.perf_counter() > self.deadline:
+                    return
                 switch = Switch(first, second, cut_off, unfinished)
                 if second != first and unfinished:
                     within_s = NEAR * self.run.makespan_s - view.now_s
