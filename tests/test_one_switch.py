@@ -1,5 +1,6 @@
 """One switch: the bound against brute force, the search near it, costs, tampering."""
 
+import time
 from dataclasses import replace
 from itertools import permutations, product
 
@@ -237,6 +238,27 @@ def test_same_seed_same_answer() -> None:
     one, two = (solve_one_switch(SMALL, LLAMA, 4, atomic=True, seed=3) for _ in range(2))
     assert (one.lower_s, one.upper_s, str(one.second)) == (two.lower_s, two.upper_s, str(two.second))
     assert np.array_equal(one.run.finish_s, two.run.finish_s)
+
+
+def test_nothing_is_estimated_when_time_is_over() -> None:
+    trace = Trace.of([[100]] + [[10]] * 39)
+    static = solve_shapes(trace, PHASES, 2, atomic=False)
+    search = SwitchSearch(trace, static, (2,), False, np.inf, 0, lambda run: None)
+    assert list(search._guesses(0, 0, np.inf))
+    assert not list(search._guesses(0, 0, time.perf_counter()))
+
+
+@pytest.mark.parametrize("late_s", [0.0, 1e-6, 1.0])
+def test_a_start_whose_time_is_over_is_annealed_once(late_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time may pass between the share that a start is given and its beginning."""
+    trace = Trace.of([[100]] + [[10]] * 39)
+    static = solve_shapes(trace, PHASES, 2, atomic=False)
+    search = SwitchSearch(trace, static, (2,), False, np.inf, 0, lambda run: None)
+    search.estimate()
+    _, dealt = search.starts[0]
+    monkeypatch.setattr("tailopt.oracle.one_switch_search.time.perf_counter", lambda: 100.0)
+    makespan_s, _ = search._annealed(dealt, 100.0 - late_s, np.random.default_rng(0))
+    assert 0 < makespan_s < np.inf
 
 
 @pytest.mark.parametrize(("limit", "said"), [(0.0, "time limit"), (-1.0, "time limit")])

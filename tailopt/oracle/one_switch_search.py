@@ -38,7 +38,7 @@ LEAST_CUT_OFF = 1 / 16  # of the requests
 BEYOND = 0.5  # share of the lengths beyond a cut-off that beginnings count on
 NEAR = 1.1  # a switch that is not estimated to be this near to the best found is left alone
 FILLED = 1e-3  # relative width at which the bisection for a filling stops
-ESTIMATES_SHARE = 0.3  # of the time
+ESTIMATES_SHARE = 0.3  # of the time that is left
 STARTS = 6, 2, 1, 0  # switches of each size that are annealed, turn by turn; in the end the best
 SIZES = 16, 64, 160  # requests left: few to many
 HOT, COLD = 1e-3, 5e-6  # rise of the makespan, as a share, taken with probability 1/e
@@ -116,7 +116,7 @@ class SwitchSearch:
             for cut_off in beginnings:
                 if time.perf_counter() > until:
                     break
-                guesses += self._guesses(first, cut_off)
+                guesses += self._guesses(first, cut_off, until)
         guesses.sort(key=lambda guess: guess[0])
         unlike: dict[tuple[int, int, int], Switch] = {}
         for _, switch in guesses:
@@ -168,7 +168,7 @@ class SwitchSearch:
         found = replace(dealt, before=before, after=after, unfinished=unfinished)
         return self._carry_out(found), found
 
-    def _guesses(self, first: int, cut_off: int) -> Iterator[tuple[float, Switch]]:
+    def _guesses(self, first: int, cut_off: int, until: float) -> Iterator[tuple[float, Switch]]:
         """Estimates for switches from one beginning; what is left is watched in one run."""
         numbers = _series(self.trace.n_requests) if cut_off == 0 else _series(cut_off)[-3:]
         seen: dict[int, View] = {}
@@ -186,6 +186,8 @@ class SwitchSearch:
             return
         for unfinished, view in seen.items():
             for second in range(len(self.fleets)):
+                if time.perf_counter() > until:
+                    return
                 switch = Switch(first, second, cut_off, unfinished)
                 if second != first and unfinished:
                     within_s = NEAR * self.run.makespan_s - view.now_s
