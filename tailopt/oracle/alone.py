@@ -63,7 +63,7 @@ def alone_bound(problem: Problem, units: Units) -> AloneBound | None:
 
 
 def _slow(units: Units) -> Ints:
-    """Requests by falling length, without those that read and compute no more than one before them."""
+    """Requests by falling length, without those that read and compute no more than some before them did."""
     before = [
         np.concatenate([[-1.0], np.maximum.accumulate(load)[:-1]])
         for load in (units.context, units.prefill_s)
